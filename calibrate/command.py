@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from clustersim.common.data_files import is_path
 from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
 from clustersim.common.plugins import code_permission
+from clustersim.common.processes import raise_interrupt_on_sigterm
 
 EXIT_BAD_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -82,6 +83,7 @@ COMMANDS: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one calibration command; return the exit status (2 for bad input)."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    raise_interrupt_on_sigterm()
     try:
         command, options = parse_command(argv)
         with code_permission("" if options.allow_code else "runs only where --allow-code is typed"):

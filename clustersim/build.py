@@ -325,7 +325,7 @@ def _comm_cost(scenario: Scenario, program: Program, orbits: StepOrbits | None) 
     if HOST_GROUP.name not in program.groups or host is None:
         return cost
     nodes = _node_ids(scenario)
-    return HostTransferCost(cost, host, np.bincount(nodes)[nodes])
+    return HostTransferCost(cost, host, np.bincount(nodes)[nodes], scenario.training.offload.threads)
 
 
 def _with_imbalance(scenario: Scenario, program: Program, comm_cost: CommModel) -> CommModel:

@@ -65,12 +65,15 @@ def test_launch_times_are_those_of_the_frameworks() -> None:
         name: yaml.safe_load((ROOT / "topologies" / "frameworks" / f"{name}.yaml").read_text())["host"]
         for name in ("megatron", "nemo", "pytorch", "megatron-2021", "megatron-2022")
     }
-    (dense,) = {hosts[name][key] for name in ("megatron", "nemo", "pytorch") for key in ("launch", "backward_launch")}
+    ((dense, dense_backward),) = {
+        (hosts[name]["launch"], hosts[name]["backward_launch"]) for name in ("megatron", "nemo", "pytorch")
+    }
     (moe,) = {hosts[name]["moe_launch"] for name in ("megatron", "nemo")}
     ((forward, backward),) = {
         (hosts[name]["launch"], hosts[name]["backward_launch"]) for name in ("megatron-2021", "megatron-2022")
     }
     text = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").replace("µs", "us").split())
-    assert f"Dense models have {dense} per kernel" in text
+    assert f"Dense models have {dense} per forward and {dense_backward} per backward kernel" in text
+    assert f"{hosts['pytorch']['compiled_launch']} in compiled layers" in text
     assert f"MoE models {moe}" in text
     assert f"Megatron until 2023 {forward.removesuffix(' us')} and {backward}" in text

@@ -2,7 +2,8 @@
 
 Each library is fitted by itself to the rows that time it, in both directions, as the fastest one is
 (`calibrate.fit.attention`). An accelerator that is derived from a sibling has the sibling's libraries, if the
-fastest is the same, with peak fractions scaled as those of the fastest.
+fastest is the same, with peak fractions scaled as those of the fastest. What PyTorch's
+scaled_dot_product_attention takes is fitted like a library to rows that time it under load.
 """
 
 from collections.abc import Mapping
@@ -15,9 +16,17 @@ from calibrate.fit.grid_search import linear_grid
 from calibrate.fit.low_precision_formats import SHARE_DIGITS
 from calibrate.fit.published_kernels import library_attention_samples
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import ATTENTION_LIBRARIES, AttentionEfficiency, AttentionLibrary, KernelEfficiency
+from clustersim.hardware.efficiency import (
+    MEASURED_ATTENTION,
+    SDPA_ATTENTION,
+    AttentionEfficiency,
+    AttentionLibrary,
+    KernelEfficiency,
+)
 
 SHARES: Final = linear_grid(0.1, 1.0, 0.01)  # FlashAttention-2 reaches 0.16 of the peak on B200
+SAME_CHIP_BOARDS: Final = {("h100-sxm-80gb", SDPA_ATTENTION): ("h200-sxm-141gb",)}
+"""Boards of an accelerator's chip on which a library was measured, where it was not on its own."""
 DEFAULT_CAUSAL_RATIO: Final = 0.95  # without rows with a mask: as FlashAttention-2 and 3 have on H100
 
 
@@ -26,8 +35,9 @@ def fit_attention_libraries(
 ) -> tuple[Mapping[str, AttentionLibrary], list[KernelFitEvaluation]]:
     """Constants of every library with samples of the accelerator in both directions, by name."""
     libraries, evaluations = {}, []
-    for library in ATTENTION_LIBRARIES:
-        samples = [sample for sample in library_attention_samples(library) if sample.accelerator == accelerator.name]
+    for library in MEASURED_ATTENTION:
+        boards = (accelerator.name, *SAME_CHIP_BOARDS.get((accelerator.name, library), ()))
+        samples = [sample for sample in library_attention_samples(library) if sample.accelerator in boards]
         forward = [sample for sample in samples if not sample.backward]
         backward = [sample for sample in samples if sample.backward]
         if not (forward and backward):

@@ -22,7 +22,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -42,6 +41,7 @@ from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, eva
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
 from clustersim.common.files import require_writable, write_text_atomically
+from clustersim.common.processes import worker_pool
 from clustersim.common.units import Seconds
 from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
@@ -273,12 +273,12 @@ def command(options: argparse.Namespace) -> None:
     if options.out_of_sample is not None:
         require_writable(out_of_sample_path(DENSE_STEPS, Path(options.out_of_sample)))
     if options.low_precision:
-        with ProcessPoolExecutor(options.workers) as pool:
+        with worker_pool(options.workers or os.cpu_count() or 1) as pool:
             steps = tabulate_low_precision(published, pool)
         _write_output(options.json, low_precision_json(steps), low_precision_lines(steps))
         return
     cases = subsample_cases(published, options.max_cases)
-    with ProcessPoolExecutor(options.workers) as pool:
+    with worker_pool(options.workers or os.cpu_count() or 1) as pool:
         tabulated_steps = [
             tabulated for tabulated in pool.map(tabulate_step, cases, chunksize=4) if tabulated is not None
         ]

@@ -31,6 +31,7 @@ from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.nccl_tests.json_reader import read_json
 from calibrate.nccl_tests.run import NcclTestsRun, NcclTestsSample, TestedGpu
 from calibrate.nccl_tests.text_reader import read_text
+from clustersim.common import input_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Seconds
@@ -105,12 +106,7 @@ def command(options: argparse.Namespace) -> None:
 
 def read_runs(path: Path) -> tuple[NcclTestsRun, ...]:
     """All runs in a file of either form; raise InputError that names the problem."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    text = input_files.read_text(path)
     if not text.strip():
         raise InputError(f"{path}: is empty")
     return (read_json(path, text),) if text.lstrip().startswith("{") else read_text(path, text)

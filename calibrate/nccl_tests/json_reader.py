@@ -6,7 +6,6 @@ per-iteration statistics: the program and its options in `args`, the first GPU o
 but without `out_of_bounds`.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from calibrate.nccl_tests.run import NcclTestsRun, NcclTestsSample, TestedGpu, format_nccl_version
 from clustersim.common.errors import InputError, format_value
+from clustersim.common.input_files import parse_json
 
 SCHEMA_VERSIONS: Final = (1, 2, 3)
 
@@ -86,9 +86,9 @@ def read_json(path: Path, text: str) -> NcclTestsRun:
 
 def _load_json(path: Path, text: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: is not valid JSON, or truncated: {error}") from error
+        content = parse_json(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     version = content.get("version")
     if version not in SCHEMA_VERSIONS or not {"config", "results"} <= content.keys():
         raise InputError(

@@ -3,7 +3,7 @@
 Columns are named by the table's header, which differs between versions: older ones leave out `root` and
 `redop` where they do not apply and have `error`, a deviation, in place of `#wrong`, a count; newer ones add
 per-iteration statistics and a timestamp. A log may hold several runs, one after the other, behind prefixes of
-mpirun, srun and log collectors.
+mpirun, srun and log collectors, and behind any other that is before the first line of a run, too.
 
 NCCL writes into the same stream (src/debug.cc: `host:pid:tid [0] NCCL INFO ...`, warnings with their time and
 file before it), also in the middle of a table line: nccl-tests prints size and type, then runs, then prints
@@ -35,6 +35,7 @@ _TEST: Final = re.compile(r"# Collective test starting: (\S+)")
 _LIBRARY: Final = re.compile(r"nccl-library=(\d+)")
 _VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)")
 _RUN_START: Final = re.compile(r"# nThread \d+ nGpus \d+ ")
+_PREFIXED_START: Final = re.compile(r"(.{1,200}?)# nThread \d+ nGpus \d+ ")
 _ITERATIONS: Final = re.compile(r"(?<!warmup )(?<!agg )iters: (\d+)")
 _GPU_LINE: Final = re.compile(r"#\s+Rank +\d+ +(?:Group +(\d+) +)?Pid +\d+ on +(\S+) device +\d+ \[.*?\] (.+)")
 _OUT_OF_BOUNDS: Final = re.compile(r"# Out of bounds values\s*:\s*(\d+)")
@@ -59,9 +60,9 @@ def read_text(path: Path, text: str) -> tuple[NcclTestsRun, ...]:
 
 def _joined_lines(text: str) -> Iterator[NumberedLine]:
     """Lines without prefixes; a message of NCCL inside a line becomes a line before it."""
-    fragment = ""
+    fragment, prefix = "", _run_prefix(text)
     for line_number, raw_line in enumerate(text.splitlines(), start=1):
-        line = _PREFIX.sub("", raw_line).lstrip()
+        line = prefix.sub("", _PREFIX.sub("", raw_line).lstrip()).lstrip()
         message = _NCCL_MESSAGE.search(line)
         if message is not None:
             fragment += line[: message.start()] + " "
@@ -69,6 +70,17 @@ def _joined_lines(text: str) -> Iterator[NumberedLine]:
         elif line or not fragment.strip():
             yield line_number, (fragment + line).lstrip()
             fragment = ""
+
+
+def _run_prefix(text: str) -> re.Pattern[str]:
+    """What a launcher writes before each line of rank 0, by what is before a run's first: any numbers in it may differ.
+
+    >>> _run_prefix("[0] node1: # nThread 1 nGpus 1 minBytes 8").sub("", "[3] node1:  8  2  float")
+    ' 8  2  float'
+    """
+    first = next((match[1] for line in text.splitlines() if (match := _PREFIXED_START.match(line))), "")
+    shown = _PREFIX.sub("", first).lstrip()
+    return re.compile("^" + re.sub(r"\d+", r"\\d+", re.escape(shown))) if shown else re.compile(r"(?!)")
 
 
 def _split_runs(path: Path, lines: Sequence[NumberedLine]) -> Iterator[list[NumberedLine]]:

@@ -73,5 +73,5 @@ def _update_cost(routine: MemoryBoundOp | None, text: str, *, is_update: bool) -
         return _SAME if is_update or re.search("adam|sgd|multi_tensor_apply_kernel.*adam", text) else _UNLIKELY
     if is_update:
         return _UNLIKELY
-    words = _UPDATE_WORDS.get(routine) if routine is not None else None
-    return _SAME if words is not None and re.search(words, text) else _UNLIKELY
+    pattern = _UPDATE_WORDS.get(routine) if routine is not None else None
+    return _SAME if pattern is not None and re.search(pattern, text) else _UNLIKELY

@@ -12,7 +12,7 @@ from typing import Final
 
 from calibrate.profile.plan_kernels import PlanKernel
 from calibrate.profile.step_calls import Call
-from clustersim.model.kernels import KernelKind, MatmulShape
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, KernelKind, MatmulShape
 from clustersim.program.task import WorkType
 from clustersim.results.profiled_step import GpuSpanKind
 
@@ -25,9 +25,12 @@ _SKIP_COST: Final = 2.0  # of a call of typical duration that belongs to none; s
 _LEAST_SKIP_COST: Final = 0.05
 _TIME_WEIGHT: Final = 0.3  # of the logarithm of a run's seconds relative to the model's
 _FLOP_WEIGHT: Final = 4.0
+_MAX_FLOP_EXCESS: Final = 0.15
 _COUNT_WEIGHT: Final = 0.05
 _MAX_CALLS: Final = 12  # of one kernel of a block
-_MIN_BAND: Final = 40  # calls around the diagonal that are tried
+_MIN_BAND: Final = 40  # calls around the diagonal that are tried, or a share of them
+_BAND_DIVISOR: Final = 16
+_GROUPED: Final = "grouped"
 _ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
@@ -61,11 +64,11 @@ def match_anchors(
     best[0] = 0.0
     choices: list[list[int | None]] = []
     for number in range(width + 1):
-        center, band = number * count // width, max(_MIN_BAND, count // 4)
+        center, band = number * count // width, max(_MIN_BAND, count // _BAND_DIVISOR)
         bounds = max(0, center - band), min(count, center + band)
         if number:
-            own = [calls[index] for index in anchors]
-            best, choice = _next_block(kernels, blocks[number - 1], own, best, bounds)
+            anchor_calls = [calls[index] for index in anchors]
+            best, choice = _next_block(kernels, blocks[number - 1], anchor_calls, best, bounds)
         else:
             choice = [None] * (count + 1)
         for position in range(max(1, bounds[0]), bounds[1] + 1):
@@ -122,6 +125,9 @@ def part_of(kernel: PlanKernel, call: Call) -> float | None:
         return 1.0 if call.kind is GpuSpanKind.ATTENTION else None
     if call.kind is not GpuSpanKind.MATMUL:
         return None
+    is_grouped = kernel.kernel.kind in GROUPED_MATMUL_KINDS
+    if is_grouped or _GROUPED in call.operator:  # sizes of groups are on the device
+        return 1.0 if is_grouped and (_GROUPED in call.operator or not call.operator) else None
     if call.matmul is None or not isinstance(shape, MatmulShape):
         return 1.0
     return _part_of_matmul(shape, call.matmul)
@@ -132,13 +138,13 @@ def _part_of_matmul(shape: MatmulShape, traced: tuple[int, int, int, int]) -> fl
     m, n, k, batch = traced
     rows, columns = max(shape.m, shape.n), min(shape.m, shape.n)
     if shape.batch != batch:
-        is_alike = sorted((m, n, k)) == sorted((rows, columns, shape.k))
-        return batch / shape.batch if is_alike and shape.batch % batch == 0 else None
+        is_flattened = sorted((m, n, k)) == sorted((rows, columns, shape.k))
+        return batch / shape.batch if is_flattened and shape.batch % batch == 0 else None
     if k != shape.k:
         return k / shape.k if (m, n) == (rows, columns) and k < shape.k else None
-    pairs = ((own, other, width, height) for own, other in ((m, n), (n, m))
+    pairs = ((size, other, width, height) for size, other in ((m, n), (n, m))
              for width, height in ((rows, columns), (columns, rows)))  # fmt: skip
-    return next((other / width for own, other, width, height in pairs if own == height and other <= width), None)
+    return next((other / width for size, other, width, height in pairs if size == height and other <= width), None)
 
 
 def _run_cost(kernels: Sequence[PlanKernel], block: Block, run: Sequence[Call]) -> float:
@@ -148,9 +154,10 @@ def _run_cost(kernels: Sequence[PlanKernel], block: Block, run: Sequence[Call]) 
     time_cost = _TIME_WEIGHT * min(2.0, abs(math.log(max(measured, 1e-9) / max(planned, 1e-9))))
     flops = [2.0 * math.prod(call.matmul) for call in run if call.matmul is not None]
     planned_flops = sum(kernels[index].kernel.flops * kernels[index].repeats for index in block)
-    is_known = len(flops) == len(run) and kernels[block[0]].kernel.kind not in _ATTENTION
+    is_known = len(flops) == len(run) and kernels[block[0]].kernel.kind is KernelKind.MATMUL
     if is_known and planned_flops > 0.0:
-        return time_cost / 5 + _FLOP_WEIGHT * min(1.0, abs(math.log(sum(flops) / planned_flops)))
+        excess = abs(math.log(sum(flops) / planned_flops))
+        return time_cost / 5 + _FLOP_WEIGHT * excess if excess < _MAX_FLOP_EXCESS else math.inf
     return time_cost + _COUNT_WEIGHT * abs(len(run) - len(block))
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.profile.memory import MemoryComparison, compare_memory
-from calibrate.profile.record import ProfileRecord, record_from_profile
+from calibrate.profile.record import ProfileRecord, is_host, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
-from clustersim.common.units import format_bytes, format_seconds
+from clustersim.common.units import Dimension, Seconds, format_bytes, format_seconds, parse_quantity
 from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor
 from clustersim.cost.record_file import write_record
-from clustersim.interop.kineto import ProfilerTraces, read_traces, trace_bytes
+from clustersim.interop.kineto import FAKE_BACKEND, ProfilerTraces, read_traces, trace_bytes
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -43,35 +43,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshot", metavar="FILE", type=Path,
         help="a memory snapshot of the same rank (torch.cuda.memory._dump_snapshot, pickle or JSON)",
     )  # fmt: skip
+    parser.add_argument(
+        "--step-time", metavar="TIME", type=_parse_time,
+        help="time of the same step without a profiler, which slows the host (such as 61.2ms)",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", metavar="RECORD", type=Path, required=True, help="record to write (JSON)")
 
 
 def command(options: argparse.Namespace) -> None:
     """Read the trace, write its record, and print how both agree."""
     scenario = Scenario.load(options.scenario, options.overrides)
-    if options.output.resolve() in {path.resolve() for path in (options.trace, *scenario.files)}:
+    if options.output.resolve() in {
+        path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
+    }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
-    traces = _read(options.trace)
+    traces = _read(options.trace, on_host=is_host(scenario))
     with show_activity("matching"):
-        profile = record_from_profile(traces, scenario)
+        profile = record_from_profile(traces, scenario, options.step_time)
     memory = None
     if options.snapshot is not None:
         memory = compare_memory(options.snapshot, scenario, traces.ranks[0].rank)
         profile = profile.with_memory(memory.anchor)
     write_record(profile.record, options.output)
-    _print_summary(profile, scenario)
+    _print_summary(profile, scenario, traces)
     if memory is not None:
         _print_memory(memory)
     print(f"wrote {options.output}; use: cost: {{record: {options.output}}}")
 
 
-def _read(path: Path) -> ProfilerTraces:
+def _parse_time(text: str) -> Seconds:
+    try:
+        return parse_quantity(text, Dimension.TIME)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _read(path: Path, *, on_host: bool) -> ProfilerTraces:
     total = max(1, trace_bytes(path) // _MEGABYTE) if path.exists() else None
     with count_progress(f"reading {path}, MB", total) as report:
-        return read_traces(path, lambda done: report(done // _MEGABYTE))
+        return read_traces(path, lambda done: report(done // _MEGABYTE), on_host=on_host)
 
 
-def _print_summary(profile: ProfileRecord, scenario: Scenario) -> None:
+def _print_summary(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> None:
     record, anchor = profile.record, profile.anchor
     print(_steps_text(anchor, record))
     print(_matched_text(anchor))
@@ -90,7 +103,7 @@ def _print_summary(profile: ProfileRecord, scenario: Scenario) -> None:
         for label, seconds in predicted.items()
     )
     print(f"step measured {format_seconds(anchor.step_time)}; predicted {errors}")
-    for note in _notes(profile, scenario):
+    for note in _notes(profile, scenario, traces):
         print(f"note: {note}", file=sys.stderr)
 
 
@@ -120,17 +133,21 @@ def _matched_text(anchor: ProfileAnchor) -> str:
     return f"{text}; work of none:" if anchor.unmatched else text
 
 
-def _notes(profile: ProfileRecord, scenario: Scenario) -> list[str]:
+def _notes(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> list[str]:
     anchor, notes = profile.anchor, list(profile.notes)
-    if anchor.ranks < scenario.layout.world_size:
+    if traces.backend == FAKE_BACKEND:
+        notes.append("a fake process group moves nothing: collectives and waiting are modelled, not measured")
+    elif anchor.ranks < scenario.layout.world_size:
         notes.append(
             f"traces of {anchor.ranks:,} of {scenario.layout.world_size:,} ranks: waiting for the others cannot be "
             "told from transfers"
         )
     idle = 1.0 - anchor.busy / anchor.step_time
-    if idle > _HOST_BOUND and scenario.layout.world_size == 1:
+    if anchor.host_scale != 1.0:
+        notes.append(f"without the profiler the host takes {anchor.host_scale:.2f} of its time in the trace")
+    elif idle > _HOST_BOUND and scenario.layout.world_size == 1:
         notes.append(
             f"the GPU is idle for {idle:.0%} of the profiled step; the profiler itself slows the host, so that such a "
-            "step is faster without it"
+            "step is faster without it: --step-time says how long it takes then"
         )
     return notes

@@ -25,16 +25,38 @@ def host_samples(plans: Sequence[tuple[PlanPass, ...]], steps: Sequence[StepCall
     launches = {PassKind.FORWARD: 0, PassKind.BACKWARD: 0}
     for plan, step in zip(plans, steps, strict=True):
         for kind, durations in seconds.items():
-            calls = [each for each in step.passes if each.kind is kind]
-            planned = [each for each in plan if each.kind is kind and each.kernels]
+            calls = [matched_pass for matched_pass in step.passes if matched_pass.kind is kind]
+            planned = [matched_pass for matched_pass in plan if matched_pass.kind is kind and matched_pass.kernels]
             if not step.has_nodes or not calls or len(calls) != len(planned):
                 return ()
-            count = sum(kernel.kernel.launches * kernel.repeats for each in planned for kernel in each.kernels)
+            count = sum(
+                kernel.kernel.launches * kernel.repeats for matched_pass in planned for kernel in matched_pass.kernels
+            )
             durations.append(sum(map(_host_seconds, calls)) / count)
             launches[kind] += count
     forward, backward = (float(np.mean(seconds[kind])) for kind in (PassKind.FORWARD, PassKind.BACKWARD))
     counts = launches[PassKind.FORWARD], launches[PassKind.BACKWARD]
     return (HostLaunchSample(LaunchMode.EAGER, forward, backward, counts),) if forward > 0.0 and backward > 0.0 else ()
+
+
+def compute_host_samples(
+    plans: Sequence[tuple[PlanPass, ...]], steps: Sequence[StepCalls]
+) -> tuple[HostLaunchSample, ...]:
+    """The eager sample of steps that the host computes itself: its time between kernels, over the plan's launches."""
+    seconds: dict[PassKind, list[Seconds]] = {PassKind.FORWARD: [], PassKind.BACKWARD: []}
+    launches = {PassKind.FORWARD: 0, PassKind.BACKWARD: 0}
+    for plan, step in zip(plans, steps, strict=True):
+        for kind, durations in seconds.items():
+            calls = [call for each_pass in step.passes if each_pass.kind is kind for call in each_pass.calls]
+            kernels = [kernel for each_pass in plan if each_pass.kind is kind for kernel in each_pass.kernels]
+            count = sum(kernel.kernel.launches * kernel.repeats for kernel in kernels)
+            if not count or not calls:
+                return ()
+            durations.append(sum(call.stall for call in calls) / count)
+            launches[kind] += count
+    forward, backward = (float(np.median(seconds[kind])) for kind in (PassKind.FORWARD, PassKind.BACKWARD))
+    counts = launches[PassKind.FORWARD], launches[PassKind.BACKWARD]
+    return (HostLaunchSample(LaunchMode.EAGER, forward, backward, counts),)
 
 
 def _host_seconds(calls: CallPass) -> Seconds:

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from calibrate.profile.anchors import Block, Share, anchor_blocks, match_anchors, split_block
+from calibrate.profile.anchors import Block, Share, anchor_blocks, match_anchors, part_of, split_block
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass
 from calibrate.profile.windows import UNMATCHED, match_window
+from clustersim.common.units import Seconds
 from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
 from clustersim.program.task import WorkType
 
+_MAX_UNMATCHED: Final = 0.5  # of the time of a backward's matmuls, if its nodes tell their operators
 _ACCUMULATE_NODE: Final = "AccumulateGrad"
 _Operator = tuple[str, int]
 """Role of an operator, and its occurrence in forward counted from the end, which is that in backward."""
@@ -60,11 +62,27 @@ def match_pass(plan: PlanPass, calls: CallPass, forward: ForwardMap) -> list[Sha
     recomputed = [index for index in indices if recompute and calls.calls[index].is_recomputed]
     subset = [plan.kernels[index] for index in recompute]
     shares = [
-        (call, recompute[kernel] if kernel >= 0 else UNMATCHED, part)
-        for call, kernel, part in match_in_order(subset, calls.calls, recomputed, can_skip=False)
+        (call, recompute[kernel] if kernel >= 0 else UNMATCHED, fraction)
+        for call, kernel, fraction in match_in_order(subset, calls.calls, recomputed, can_skip=False)
     ]
     others = [index for index in indices if not (recompute and calls.calls[index].is_recomputed)]
-    return shares + _match_by_node(plan.kernels, calls.calls, others, forward)
+    by_node = shares + _match_by_node(plan.kernels, calls.calls, others, forward)
+    if _unmatched_anchor_seconds(by_node, calls) < _MAX_UNMATCHED * _anchor_seconds(calls):
+        return by_node
+    in_order = match_in_order(plan.kernels, calls.calls, indices, can_skip=False)
+    return min(by_node, in_order, key=lambda matched: _unmatched_anchor_seconds(matched, calls))
+
+
+def _anchor_seconds(calls: CallPass) -> Seconds:
+    return sum(call.seconds for call in calls.calls if call.is_anchor)
+
+
+def _unmatched_anchor_seconds(shares: Sequence[Share], calls: CallPass) -> Seconds:
+    return sum(
+        calls.calls[index].seconds * fraction
+        for index, kernel, fraction in shares
+        if kernel < 0 and calls.calls[index].is_anchor
+    )
 
 
 def match_in_order(
@@ -78,12 +96,14 @@ def match_in_order(
     for number, block in enumerate(blocks):
         members = [index for index in anchors if block_of.get(index) == number]
         shares += split_block(kernels, block, calls, members)
+    shares += [(index, UNMATCHED, 1.0) for index in anchors if index not in block_of]
+    others = set(indices) - set(anchors)
     before, window = -1, list[int]()
-    for index in (*indices, None):
-        after = len(blocks) if index is None else block_of.get(index)
-        if after is None:
-            window.append(index if index is not None else 0)
+    for index in (*(index for index in indices if index in block_of or index in others), None):
+        if index is not None and index in others:
+            window.append(index)
             continue
+        after = len(blocks) if index is None else block_of[index]
         candidates = _candidates(kernels, blocks, before, after)
         is_open = can_skip and (before < 0 or all(kernels[i].work is WorkType.OPTIMIZER for i in candidates))
         shares += match_window(kernels, candidates, calls, window, can_skip=is_open)
@@ -113,11 +133,11 @@ def _match_by_node(
     shares: list[Share] = []
     previous = UNMATCHED
     for operator, group in groupby(_with_operators(calls, indices, forward), key=lambda pair: pair[0]):
-        own = [] if operator is None else by_operator.get(operator, [])
+        operator_kernels = [] if operator is None else by_operator.get(operator, [])
         members = [index for _, index in group]
-        matched = _match_operator(kernels, own, calls, members)
+        matched = _match_operator(kernels, operator_kernels, calls, members)
         taken = {index for index, _, _ in matched}
-        memory = [kernel for kernel in own if _is_memory_bound(kernels[kernel])]
+        memory = [kernel for kernel in operator_kernels if _is_memory_bound(kernels[kernel])]
         left = [index for index in members if index not in taken]
         if memory:
             matched += match_window(kernels, memory, calls, left, can_skip=False)
@@ -144,13 +164,15 @@ def _with_operators(
 
 
 def _match_operator(
-    kernels: Sequence[PlanKernel], own: Sequence[int], calls: Sequence[Call], members: Sequence[int]
+    kernels: Sequence[PlanKernel], operator_kernels: Sequence[int], calls: Sequence[Call], members: Sequence[int]
 ) -> list[Share]:
     """Match the matmuls, the attention and the gradient accumulation of one operator's backward."""
-    anchors = [kernel for kernel in own if kernels[kernel].is_tensor_kernel]
-    accumulations = [kernel for kernel in own if _is_accumulation(kernels[kernel])]
-    anchor_calls = [index for index in members if anchors and calls[index].is_anchor]
-    return split_block(kernels, anchors, calls, anchor_calls) + [
+    anchors = [kernel for kernel in operator_kernels if kernels[kernel].is_tensor_kernel]
+    accumulations = [kernel for kernel in operator_kernels if _is_accumulation(kernels[kernel])]
+    anchor_calls = [index for index in members if calls[index].is_anchor]
+    fitting = [index for index in anchor_calls if any(part_of(kernels[i], calls[index]) is not None for i in anchors)]
+    unmatched = [(index, UNMATCHED, 1.0) for index in anchor_calls if index not in fitting]
+    return [*split_block(kernels, anchors, calls, fitting), *unmatched] + [
         (index, accumulations[0], 1.0)
         for index in members
         if accumulations and _ACCUMULATE_NODE in calls[index].node_name

@@ -90,8 +90,8 @@ def _plan_kernel(operation: Operation, kernel: Kernel, forward_names: Set[str], 
 
 def _role(name: str, forward_names: Set[str]) -> str:
     """The operator's name: that of its forward kernel, of which the names of its backward kernels are continuations."""
-    parts = name.split(".")
-    candidates = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    segments = name.split(".")
+    candidates = (".".join(segments[:count]) for count in range(len(segments), 0, -1))
     return next((candidate for candidate in candidates if candidate in forward_names), name)
 
 

@@ -2,13 +2,13 @@
 
 Kernels are matched with those of the plan (`calibrate.profile.matching`). What the step does besides, with the time
 for which the GPU waited for a host that the host model does not have, is work of no operator, once for each forward
-pass and once for each step. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
+pass and once for each step; where all ranks' traces are there, what ranks waited for each other beyond the
+simulation's waiting is, too. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
 member that arrived last, the rest is waiting, which a simulation finds by itself. A record of one rank's dry run has
 no collectives: these stay modelled. So do those of a trace that this program wrote, in which a collective has the time
 that other traffic left it, and the host is drawn.
 """
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -17,36 +17,43 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from calibrate.import_kineto import collective_samples
-from calibrate.profile.host_times import host_samples
+from calibrate.profile.host_scale import fit_host_scale
+from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
 from calibrate.profile.samples import MatchedSteps
 from calibrate.profile.step_calls import StepCalls, read_step
-from clustersim.build import PreparedSimulation, build_simulation
+from calibrate.profile.unattributed import excess_waiting, unattributed_samples
+from calibrate.typed_command import typed_command
+from clustersim.build import build_simulation
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
     CalibrationRecord,
     DeviceInfo,
-    KernelSample,
     MeasurementConditions,
     MemoryAnchor,
     ProfileAnchor,
-    TimeStatistics,
     UnmatchedCall,
 )
 from clustersim.interop.device_names import device_matches
 from clustersim.interop.kineto import ProfilerTraces
-from clustersim.model.unattributed import PASS_OVERHEAD, STEP_OVERHEAD
-from clustersim.program.action import ActionKind
-from clustersim.program.task import ComputeTask
+from clustersim.model.kernels import MatmulShape
 from clustersim.results.profiled_step import ProfiledStep, median_step
 from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
-_LEAST_OVERHEAD: Final = 1e-9  # seconds: traces have no finer times
+_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
+_NOTED: Final = 0.01  # share of a step
+_TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
+_LISTED_SIZES: Final = 4
+_NANOSECOND: Final = 1e-9
+_MILLISECOND: Final = 1e-3
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
 
 
@@ -68,133 +75,157 @@ class ProfileRecord:
         return replace(self, anchor=anchor, record=replace(self.record, profile=anchor))
 
 
-def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRecord:
+def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: Seconds | None = None) -> ProfileRecord:
     """The record of traces of steps of a scenario.
 
+    step_time: seconds of the same step without a profiler, which slows the host; None: as it was profiled.
     Raises InputError where they are of another model, device or number of ranks.
     """
     _require_same_job(traces, scenario)
     bare = replace(scenario, cost=replace(scenario.cost, record=None), steps=1)
-    prepared = build_simulation(bare)
-    step = median_step(traces.ranks)
-    matched, notes = MatchedSteps(), list[str]()
-    all_steps: list[StepCalls] = []
-    plans: list[tuple[PlanPass, ...]] = []
-    for spans, launches in zip(traces.ranks, traces.launches, strict=True):
-        plan = plan_passes(prepared, spans.rank)
-        steps = [read_step(spans, launches, index) for index in range(len(spans.step_numbers))]
-        used, left_out = _alike(steps, step.step_number)
-        if left_out and spans is traces.ranks[0]:
-            notes.append(f"steps {', '.join(map(str, left_out))} run other kernels (warm-up, or cut off): left out")
-        for profiled in used:
-            matched.add_step(plan, profiled)
-            all_steps.append(profiled)
-            plans.append(plan)
+    prepared, step = build_simulation(bare), median_step(traces.ranks)
+    plans = [plan_passes(prepared, spans.rank) for spans in traces.ranks]
+    matched, used, notes = _match_steps(traces, plans, step)
     _require_same_model(matched, plans[0], traces)
-    slowdown = (
-        scenario.cluster.accelerator.interference
-        if scenario.cost.interference is None
-        else (scenario.cost.interference)
-    )
-    kernels = matched.samples(f"profile of {Path(traces.source).name}", slowdown)
-    own = traces.producer.startswith(OWN_PRODUCER)
-    hosts = () if own else host_samples(plans, all_steps)
-    device = DeviceInfo(
-        scenario.cluster.accelerator.name, traces.device_name, collectives=Path(scenario.cluster.library).stem
-    )
-    conditions = MeasurementConditions(
-        date=datetime.now(UTC).date().isoformat(),
-        command=shlex.join(["clustersim", "calibrate", *sys.argv[1:]]),
-        method=METHOD,
-    )
-    steps_used = matched.steps
     anchor = ProfileAnchor(
-        traces.source, len(traces.ranks), steps_used // len(traces.ranks), step.step_time,
-        matched.busy / steps_used, matched.matched / steps_used, scenario.training.attention,
-        _unmatched_calls(matched),
-    )  # fmt: skip
-    record = CalibrationRecord(
-        device,
-        conditions,
+        traces=traces.source,
+        ranks=len(traces.ranks),
+        steps=matched.steps // len(traces.ranks),
+        step_time=step.step_time,
+        busy=matched.busy / matched.steps,
+        matched=matched.matched / matched.steps,
+        attention=scenario.training.attention,
+        unmatched=_unmatched_calls(matched),
+    )
+    record = _record_of_kernels(traces, bare, matched, anchor)
+    waiting = dict.fromkeys(PassKind, 0.0)
+    if not _is_own(traces):
+        record = replace(
+            record,
+            host_launches=(compute_host_samples if is_host(scenario) else host_samples)(
+                [plan for plan, _ in used], [calls for _, calls in used]
+            ),
+            collectives=collective_samples(traces, scenario.cluster),
+        )
+        hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
+        waiting = excess_waiting(matched, hosted, step, [calls for _, calls in used])
+        if len(traces.ranks) == traces.world_size > 1:
+            unexplained = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
+            imbalance = max(0.0, step.step_time - _predicted_step_time(bare, unexplained))
+            waiting[PassKind.OPTIMIZER] += imbalance
+            if imbalance > _NOTED * step.step_time:
+                notes += (
+                    f"{imbalance / step.step_time:.1%} of the step is waiting of ranks for each other that the "
+                    "simulation does not have: they differ, or the machine was disturbed",
+                )
+
+    def scaled(host_scale: float) -> CalibrationRecord:
+        launches = (
+            replace(sample, forward=sample.forward * host_scale, backward=sample.backward * host_scale)
+            for sample in record.host_launches
+        )
+        scaled_waiting = {kind: seconds * host_scale for kind, seconds in waiting.items()}
+        kernels = *record.kernels, *unattributed_samples(matched, plans[0], scaled_waiting)
+        return replace(
+            record, kernels=kernels, host_launches=tuple(launches), profile=replace(anchor, host_scale=host_scale)
+        )
+
+    if step_time is not None:
+        anchor = replace(anchor, step_time=step_time)
+        record = scaled(fit_host_scale(scaled, bare, step_time))
+    else:
+        record = scaled(1.0)
+    return ProfileRecord(record, record.profile or anchor, step, notes)
+
+
+def _predicted_step_time(scenario: Scenario, record: CalibrationRecord) -> Seconds:
+    return simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time
+
+
+def _match_steps(
+    traces: ProfilerTraces, plans: Sequence[tuple[PlanPass, ...]], step: ProfiledStep
+) -> tuple[MatchedSteps, list[tuple[tuple[PlanPass, ...], StepCalls]], tuple[str, ...]]:
+    """All equivalent steps, matched; these with the plans of their ranks; and notes about those left out."""
+    elsewhere = 0.0
+    matched, used, left_out = MatchedSteps(), list[tuple[tuple[PlanPass, ...], StepCalls]](), dict[int, None]()
+    for spans, launches, plan in zip(traces.ranks, traces.launches, plans, strict=True):
+        if not np.isfinite(launches.launch_end).any():
+            raise InputError(
+                f"{traces.source}: has no correlation ids, by which kernels belong to launches, and these to steps and "
+                "operators; profile with ProfilerActivity.CPU, too"
+            )
+        steps, others = _equivalent_steps(
+            [read_step(spans, launches, index) for index in range(len(spans.step_numbers))], step.step_number
+        )
+        left_out |= dict.fromkeys(others)
+        elsewhere += sum(calls.elsewhere for calls in steps)
+        for calls in steps:
+            matched.add_step(plan, calls, is_representative=calls.number == step.step_number)
+            used.append((plan, calls))
+    text = f"steps {', '.join(map(str, left_out))} run other kernels, or take another time (warm-up, cut off): left out"
+    notes = (text,) * bool(left_out)
+    if elsewhere > _NOTED * matched.busy:
+        notes += (
+            f"kernels on other streams than that of the matmuls take {elsewhere / matched.steps / _MILLISECOND:.3g} ms "
+            "of a step (copies around collectives, mostly); they run concurrently, and the record has none of them",
+        )
+    return matched, used, notes
+
+
+def _record_of_kernels(
+    traces: ProfilerTraces, scenario: Scenario, matched: MatchedSteps, anchor: ProfileAnchor
+) -> CalibrationRecord:
+    """A record of the kernels, and how collectives in flight slow them."""
+    accelerator, configured = scenario.cluster.accelerator, scenario.cost.interference
+    kernels = matched.samples(
+        f"profile of {Path(traces.source).name}", accelerator.interference if configured is None else configured
+    )
+    library = Path(scenario.cluster.library).stem
+    return CalibrationRecord(
+        DeviceInfo(accelerator.name, traces.device_name, collectives=library, threads=int(is_host(scenario))),
+        MeasurementConditions(
+            date=datetime.now(UTC).date().isoformat(),
+            command=typed_command(sys.argv),
+            method=METHOD,
+        ),
         kernels=kernels,
-        host_launches=hosts,
         interference=matched.interference(kernels),
         profile=anchor,
-        collectives=() if own else collective_samples(traces, scenario.cluster),
     )
-    record = replace(record, kernels=(*kernels, *_unattributed(record, matched, step, bare, all_steps)))
-    return ProfileRecord(record, anchor, step, tuple(notes))
 
 
-def _unattributed(
-    record: CalibrationRecord, matched: MatchedSteps, step: ProfiledStep, scenario: Scenario, steps: Sequence[StepCalls]
-) -> list[KernelSample]:
-    """Samples of the work of no operator, for each forward pass and each step."""
-    prepared = build_simulation(replace(scenario, cost=replace(scenario.cost, record=record)))
-    modelled = _modelled_stalls(prepared, step.ranks[0].rank)
-    count = matched.steps
-    passes = sum(
-        1 for each in plan_passes(prepared, step.ranks[0].rank) if each.kind is PassKind.FORWARD and each.kernels
-    )
-    busy = dict.fromkeys(PassKind, 0.0)
-    for kind, call in matched.unmatched:
-        busy[kind] += call.seconds / count
-    stall = {kind: seconds / count for kind, seconds in matched.stall.items()}
-    in_passes = (PassKind.FORWARD, PassKind.BACKWARD)
-    pass_stall = max(0.0, sum(stall[kind] for kind in in_passes) - sum(modelled[kind] for kind in in_passes))
-    step_stall = max(0.0, stall[PassKind.OPTIMIZER] - modelled[PassKind.OPTIMIZER]) + _gap_between_steps(step, steps)
-    seconds = {
-        PASS_OVERHEAD: (sum(busy[kind] for kind in in_passes) + pass_stall) / max(1, passes),
-        STEP_OVERHEAD: busy[PassKind.OPTIMIZER] + step_stall,
-    }
-    return [
-        KernelSample.of_kernel(kernel, TimeStatistics(value, value, value, 1))
-        for kernel, value in seconds.items()
-        if value > _LEAST_OVERHEAD
+def is_host(scenario: Scenario) -> bool:
+    """Whether the scenario's accelerator is a CPU, which runs kernels itself."""
+    return scenario.cluster.accelerator.name.startswith(_CPU)
+
+
+def _is_own(traces: ProfilerTraces) -> bool:
+    """Whether this program wrote the traces."""
+    return traces.producer.startswith(OWN_PRODUCER)
+
+
+def _equivalent_steps(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
+    """Steps with about as many calls in about as much time as the representative one, and the numbers of the others."""
+    wanted = next(step for step in steps if step.number == representative)
+    used = [
+        step
+        for step in steps
+        if abs(len(step.calls) - len(wanted.calls)) <= _COUNT_TOLERANCE * len(wanted.calls)
+        and abs(step.seconds - wanted.seconds) <= _TIME_TOLERANCE * wanted.seconds
     ]
-
-
-def _gap_between_steps(step: ProfiledStep, steps: Sequence[StepCalls]) -> Seconds:
-    """Seconds from the last call of a step to the first of the next, as far as other streams are idle, too."""
-    used = next((each for each in steps if each.number == step.step_number), None)
-    if used is None or len(step.ranks) > 1 or not used.calls:
-        return 0.0
-    return max(0.0, step.step_time - (used.calls[-1].end - used.calls[0].start))
-
-
-def _modelled_stalls(prepared: PreparedSimulation, rank: int) -> dict[PassKind, Seconds]:
-    """Seconds for which the modelled GPU waits for its host, by the kind of pass."""
-    program = prepared.program
-    seconds = dict.fromkeys(PassKind, 0.0)
-    for task in program.programs[int(program.program_index[rank])].tasks:
-        if isinstance(task, ComputeTask):
-            timing = prepared.cost.time_segment(rank, task.segment)
-            kind = PassKind.OPTIMIZER
-            if task.action is not None:
-                kind = PassKind.FORWARD if task.action.kind is ActionKind.FORWARD else PassKind.BACKWARD
-            seconds[kind] += float(timing.launch_stalls.sum())
-    return seconds
-
-
-def _alike(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
-    """Steps with about as many calls as the representative one, and the numbers of the others."""
-    wanted = next(len(step.calls) for step in steps if step.number == representative)
-    used = [step for step in steps if abs(len(step.calls) - wanted) <= _COUNT_TOLERANCE * wanted]
     return used, [step.number for step in steps if step not in used]
 
 
 def _unmatched_calls(matched: MatchedSteps) -> tuple[UnmatchedCall, ...]:
     """Calls that ran no operator, the longest first."""
-    counts: Counter[tuple[str, str]] = Counter()
-    seconds: Counter[tuple[str, str]] = Counter()
+    seconds: dict[tuple[str, str], list[Seconds]] = {}
     for kind, call in matched.unmatched:
-        key = call.operator or call.name, kind.value
-        counts[key] += 1
-        seconds[key] += call.seconds  # type: ignore[assignment]
-    return tuple(
-        UnmatchedCall(*key, count=counts[key] / matched.steps, seconds=float(total) / matched.steps)
-        for key, total in seconds.most_common()
+        seconds.setdefault((call.operator or call.name, kind.value), []).append(call.seconds)
+    calls = (
+        UnmatchedCall(*key, count=len(times) / matched.steps, seconds=sum(times) / matched.steps)
+        for key, times in seconds.items()
     )
+    return tuple(sorted(calls, key=lambda call: -call.seconds))
 
 
 def _require_same_job(traces: ProfilerTraces, scenario: Scenario) -> None:
@@ -218,23 +249,23 @@ def _require_same_model(matched: MatchedSteps, plan: tuple[PlanPass, ...], trace
     share = matched.matched_anchor_seconds / matched.anchor_seconds if matched.anchor_seconds else 0.0
     if share >= _MIN_MATCHED:
         return
-    traced = Counter(call.matmul for _, call in matched.unmatched if call.matmul is not None)
-    planned = Counter(
-        (max(shape.m, shape.n), min(shape.m, shape.n), shape.k)
-        for each in plan
-        for kernel in each.kernels
-        if (shape := kernel.kernel.shape) is not None and hasattr(shape, "k")
-    )
+    traced, planned = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
+    for _, call in matched.unmatched:
+        if call.matmul is not None:
+            traced[call.matmul[:3]] += round(call.seconds / _NANOSECOND)
+    for kernel in (kernel for plan_pass in plan for kernel in plan_pass.kernels):
+        shape = kernel.kernel.shape
+        if isinstance(shape, MatmulShape):
+            sizes = max(shape.m, shape.n), min(shape.m, shape.n), shape.k
+            planned[sizes] += round(kernel.seconds / _NANOSECOND)
     raise InputError(
         f"{traces.source}: is of another model or layout: {1.0 - share:.0%} of the time of its matmuls and attention "
-        f"is in none of the plan's; it has {_format_sizes(key[:3] for key, _ in traced.most_common(4)) or 'none'}, the "
-        f"plan {_format_sizes(key for key, _ in planned.most_common(4))} (m, n, k); --for is the scenario of the "
+        f"is in none of the plan's; it has {_format_sizes(traced) or 'none'}, the plan "
+        f"{_format_sizes(planned)} (m, n, k); --for is the scenario of the "
         "profiled step itself"
     )
 
 
-def _format_sizes(sizes) -> str:  # type: ignore[no-untyped-def]
-    return ", ".join(" x ".join(map(str, size)) for size in sizes)
-
-
-__all__ = ["ProfileRecord", "record_from_profile"]
+def _format_sizes(seconds: Counter[tuple[int, ...]]) -> str:
+    """The sizes that take most of the time."""
+    return ", ".join(" x ".join(map(str, sizes)) for sizes, _ in seconds.most_common(_LISTED_SIZES))

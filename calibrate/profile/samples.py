@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from calibrate.profile.anchors import Share
+from calibrate.profile.leftovers import MatchedPass, match_leftovers
 from calibrate.profile.matching import ForwardMap, match_pass
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass, StepCalls
@@ -44,10 +45,10 @@ class Execution:
     overlapped: Seconds = 0.0
     collective: str = ""
 
-    def add(self, call: Call, part: float) -> None:
+    def add(self, call: Call, fraction: float) -> None:
         """Add a part of a call."""
-        self.seconds += call.seconds * part
-        self.overlapped += min(call.overlapped, call.seconds) * part
+        self.seconds += call.seconds * fraction
+        self.overlapped += min(call.overlapped, call.seconds) * fraction
         self.collective = call.collective or self.collective
 
     def divided(self, count: int) -> "Execution":
@@ -69,8 +70,8 @@ class MatchedSteps:
 
     executions: of each kernel of the plan (one repeat); kernels: by signature; unmatched: calls of none, with the kind
     of their pass; busy, matched: seconds of all calls, and of those that ran an operator; anchor_seconds,
-    matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host;
-    steps: number of steps (on all ranks).
+    matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host,
+    in the representative step of all ranks; steps, representative_steps: number of steps (on all ranks).
     """
 
     executions: dict[KernelSignature, list[Execution]] = field(default_factory=lambda: defaultdict(list))
@@ -82,38 +83,54 @@ class MatchedSteps:
     anchor_seconds: Seconds = 0.0
     matched_anchor_seconds: Seconds = 0.0
     steps: int = 0
+    representative_steps: int = 0
+    _forward_shares: dict[object, list[Share]] = field(default_factory=dict, repr=False)
 
-    def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls) -> None:
-        """Match one step of one rank."""
-        pairs = list(_pair_passes(plan, step))
+    def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls, *, is_representative: bool) -> None:
+        """Match one step of one rank. is_representative: the step whose time is reproduced."""
         forward = ForwardMap()
-        for plan_pass, call_pass in pairs:
-            self._add_pass(plan_pass, call_pass, forward)
+        passes = [self._match(*pair, forward) for pair in _pair_passes(plan, step)]
+        match_leftovers(passes)
+        for matched in passes:
+            self._add_pass(matched)
+            if is_representative:
+                self.stall[matched.calls.kind] += sum(call.stall for call in matched.calls.calls)
         self.steps += 1
+        self.representative_steps += is_representative
 
-    def _add_pass(self, plan: PlanPass, calls: CallPass, forward: ForwardMap) -> None:
+    def _match(self, plan: PlanPass, calls: CallPass, forward: ForwardMap) -> MatchedPass:
+        """Match one pass; a forward, whose calls all microbatches repeat, once; it is added to the step's forwards."""
         exact = _exact_shares(plan.kernels, calls.calls)
-        shares = match_pass(plan, calls, forward) if exact is None else exact
-        if plan.kind is PassKind.FORWARD:
-            forward.add(plan, calls, shares)
+        if exact is not None:
+            return MatchedPass(plan, calls, exact)
+        if plan.kind is not PassKind.FORWARD:
+            return MatchedPass(plan, calls, match_pass(plan, calls, forward))
+        key = tuple(kernel.kernel.name for kernel in plan.kernels), tuple(map(_identity, calls.calls))
+        if key not in self._forward_shares:
+            self._forward_shares[key] = match_pass(plan, calls, forward)
+        shares = list(self._forward_shares[key])
+        forward.add(plan, calls, shares)
+        return MatchedPass(plan, calls, shares)
+
+    def _add_pass(self, matched: MatchedPass) -> None:
+        plan = matched.plan
         totals = {index: Execution() for index in range(len(plan.kernels))}
-        for call_index, kernel_index, part in shares:
-            call = calls.calls[call_index]
-            self.busy += call.seconds * part
-            self.anchor_seconds += call.seconds * part * call.is_anchor
+        ran = [(matched.calls.calls[index], kernel_index, fraction) for index, kernel_index, fraction in matched.shares]
+        for call, kernel_index, fraction in (*ran, *((call, index, 1.0) for call, index in matched.extra)):
+            self.busy += call.seconds * fraction
+            self.anchor_seconds += call.seconds * fraction * call.is_anchor
             if kernel_index == UNMATCHED:
-                self.unmatched.append((calls.kind, call))
+                self.unmatched.append((matched.calls.kind, call))
                 continue
-            self.matched += call.seconds * part
-            self.matched_anchor_seconds += call.seconds * part * call.is_anchor
-            totals[kernel_index].add(call, part)
+            self.matched += call.seconds * fraction
+            self.matched_anchor_seconds += call.seconds * fraction * call.is_anchor
+            totals[kernel_index].add(call, fraction)
         for kernel_index, execution in totals.items():
             planned = plan.kernels[kernel_index]
             signature = signature_of(planned.kernel)
             if signature is not None:
                 self.kernels.setdefault(signature, planned.kernel)
                 self.executions[signature].append(execution.divided(planned.repeats))
-        self.stall[calls.kind] += sum(call.stall for call in calls.calls)
 
     def samples(self, source: str, assumed_slowdown: float) -> tuple[KernelSample, ...]:
         """A sample for each kernel of the plan, as it runs while no collective is in flight.
@@ -121,13 +138,13 @@ class MatchedSteps:
         assumed_slowdown: by collectives, of kernels that were never seen without.
         """
         slowdowns = self.slowdowns()
+
+        def isolated(execution: Execution, kernel: Kernel) -> Seconds:
+            return execution.isolated(slowdowns.get(execution.pair(kernel), assumed_slowdown))
+
         return tuple(
-            _sample(
-                self.kernels[signature],
-                [each.isolated(slowdowns.get(each.pair(self.kernels[signature]), assumed_slowdown)) for each in own],
-                source,
-            )
-            for signature, own in self.executions.items()
+            _sample(kernel, [isolated(execution, kernel) for execution in self.executions[signature]], source)
+            for signature, kernel in self.kernels.items()
         )
 
     def slowdowns(self) -> dict[Pair, float]:
@@ -137,16 +154,20 @@ class MatchedSteps:
         d - o.
         """
         in_flight: dict[Pair, list[Seconds]] = {}
-        for signature, own in self.executions.items():
-            alone = [each.seconds for each in own if each.overlapped <= _ALONE * each.seconds and each.seconds > 0.0]
-            if not alone:
+        for signature, executions in self.executions.items():
+            isolated_seconds = [
+                execution.seconds
+                for execution in executions
+                if execution.overlapped <= _ALONE * execution.seconds and execution.seconds > 0.0
+            ]
+            if not isolated_seconds:
                 continue
-            isolated = float(np.mean(alone))
-            for each in own:
-                if each.overlapped > _MOSTLY * each.seconds:
-                    sums = in_flight.setdefault(each.pair(self.kernels[signature]), [0.0, 0.0])
-                    sums[0] += each.overlapped
-                    sums[1] += max(0.0, isolated - (each.seconds - each.overlapped))
+            isolated = float(np.mean(isolated_seconds))
+            for execution in executions:
+                if execution.overlapped > _MOSTLY * execution.seconds:
+                    sums = in_flight.setdefault(execution.pair(self.kernels[signature]), [0.0, 0.0])
+                    sums[0] += execution.overlapped
+                    sums[1] += max(0.0, isolated - (execution.seconds - execution.overlapped))
         return {pair: max(0.0, seen / work - 1.0) for pair, (seen, work) in in_flight.items() if work > 0.0 and pair[0]}
 
     def interference(self, kernels: Iterable[KernelSample]) -> tuple[InterferenceSample, ...]:
@@ -154,12 +175,17 @@ class MatchedSteps:
         measured = [(sample, sample.time) for sample in kernels if sample.time is not None]
         samples = []
         for (collective, kernel_class), slowdown in self.slowdowns().items():
-            own = [(sample, time) for sample, time in measured if kernel_class_of(sample.kind) is kernel_class]
-            sample, time = max(own, key=lambda pair: pair[1].seconds)
+            candidates = [(sample, time) for sample, time in measured if kernel_class_of(sample.kind) is kernel_class]
+            sample, time = max(candidates, key=lambda pair: pair[1].seconds)
             factor = 1.0 + slowdown
             slowed = replace(time, seconds=time.seconds * factor, p5=time.p5 * factor, p95=time.p95 * factor)
             samples.append(InterferenceSample(sample, collective, slowed))
         return tuple(samples)
+
+
+def _identity(call: Call) -> tuple[object, ...]:
+    """What matching sees of a call, but for its duration."""
+    return call.name, call.kind, call.operator, str(call.dims), call.matmul
 
 
 def statistics(seconds: Iterable[Seconds]) -> TimeStatistics:
@@ -184,16 +210,16 @@ def _pair_passes(plan: tuple[PlanPass, ...], step: StepCalls) -> Iterable[tuple[
 
     Work outside passes is one pass, the last: a framework zeroes gradients where it likes.
     """
-    passes = [each for each in plan if each.kernels]
-    everything = PlanPass(PassKind.OPTIMIZER, tuple(kernel for each in passes for kernel in each.kernels))
+    passes = [one_pass for one_pass in plan if one_pass.kernels]
+    everything = PlanPass(PassKind.OPTIMIZER, tuple(kernel for one_pass in passes for kernel in one_pass.kernels))
     calls = step.passes
-    own = [each for each in passes if each.kind is not PassKind.OPTIMIZER]
-    traced = [each for each in calls if each.kind is not PassKind.OPTIMIZER]
-    if not step.has_nodes or [each.kind for each in own] != [each.kind for each in traced]:
+    planned = [one_pass for one_pass in passes if one_pass.kind is not PassKind.OPTIMIZER]
+    traced = [one_pass for one_pass in calls if one_pass.kind is not PassKind.OPTIMIZER]
+    if not step.has_nodes or [one_pass.kind for one_pass in planned] != [one_pass.kind for one_pass in traced]:
         return [(everything, CallPass(PassKind.OPTIMIZER, step.calls))]
-    rest = tuple(kernel for each in passes if each.kind is PassKind.OPTIMIZER for kernel in each.kernels)
-    rest_calls = tuple(call for each in calls if each.kind is PassKind.OPTIMIZER for call in each.calls)
-    pairs = list(zip(own, traced, strict=True))
+    rest = tuple(kernel for one_pass in passes if one_pass.kind is PassKind.OPTIMIZER for kernel in one_pass.kernels)
+    rest_calls = tuple(call for one_pass in calls if one_pass.kind is PassKind.OPTIMIZER for call in one_pass.calls)
+    pairs = list(zip(planned, traced, strict=True))
     return [*pairs, (PlanPass(PassKind.OPTIMIZER, rest), CallPass(PassKind.OPTIMIZER, rest_calls))]
 
 

@@ -99,7 +99,10 @@ def _peak(content: Mapping[str, Any]) -> SnapshotPeak:
     live = {address: (float(block["size"]), block.get("frames", ())) for address, block in blocks.items()}
     traces = content.get("device_traces") or []
     history = traces[device] if device < len(traces) else []
-    allocated, reserved = sum(size for size, _ in live.values()), float(sum(each["total_size"] for each in segments))
+    allocated, reserved = (
+        sum(size for size, _ in live.values()),
+        float(sum(segment["total_size"] for segment in segments)),
+    )
     peak, peak_reserved, at = allocated, reserved, len(history)
     for index in range(len(history) - 1, -1, -1):
         event = history[index]

@@ -97,6 +97,11 @@ class StepCalls:
     has_nodes: bool
 
     @property
+    def seconds(self) -> Seconds:
+        """Seconds from its first call to the end of its last one."""
+        return self.calls[-1].end - self.calls[0].start if self.calls else 0.0
+
+    @property
     def passes(self) -> tuple[CallPass, ...]:
         """The passes of the step: forward, backward, and what is after the last backward."""
         last_backward = max((i for i, call in enumerate(self.calls) if call.pass_kind is PassKind.BACKWARD), default=-1)

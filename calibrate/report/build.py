@@ -9,6 +9,7 @@ from calibrate.report.constants import constants_section
 from calibrate.report.efficiency import efficiency_section, roofline_limits
 from calibrate.report.format import describe_outcomes, describe_telemetry, failure_reason_lines, steady_telemetry
 from calibrate.report.imbalance import has_imbalanced, imbalance_section
+from calibrate.report.profile import profile_section
 from calibrate.report.section import ReportSection
 from calibrate.report.step_effects import holdout_section, host_section, in_situ_section, interference_section
 from calibrate.report.telemetry import gpus_section, telemetry_section
@@ -83,6 +84,8 @@ def _report_sections(record: CalibrationRecord, reference: Accelerator | None) -
     )
     if record.holdout_steps:
         yield holdout_section(record)
+    if record.profile is not None:
+        yield profile_section(record.profile)
     if reference is not None and (record.kernel_fit or record.in_situ or record.launch_interval):
         yield constants_section(record, reference)
     if limits is not None and any(sample.time is not None for sample in record.kernels):

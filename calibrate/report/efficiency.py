@@ -77,7 +77,7 @@ def achieved_efficiencies(record: CalibrationRecord, limits: RooflineLimits) -> 
     achieved = (
         _achieved_efficiency(sample, sample.time.seconds, limits)
         for sample in record.kernels
-        if sample.time is not None
+        if sample.time is not None and (sample.flops or sample.bytes)
     )
     return [efficiency for efficiency in achieved if efficiency is not None]
 

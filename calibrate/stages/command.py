@@ -14,7 +14,6 @@ combined, and run one after the other into the same record. The plan is printed 
 """
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from calibrate.report.format import summary_lines
 from calibrate.torch_requirement import require_torch
+from calibrate.typed_command import typed_command
 from clustersim.common.dtypes import COMPUTE_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.files import require_writable
@@ -116,7 +116,7 @@ def _build_context(options: argparse.Namespace, budget: Seconds) -> "Calibration
     _warn_other_accelerators(scenarios, accelerator.name, device)
     path = Path(options.output or f"{accelerator.name}.record.json")
     require_writable(path)
-    measurement_conditions = session_conditions(device, _command_as_typed(sys.argv), method)
+    measurement_conditions = session_conditions(device, typed_command(sys.argv), method)
     session = KernelSession(path, device.describe(accelerator.name), measurement_conditions)
     request = KernelRequest(
         scenarios, _requested_presets(options), _uses_grid(options), budget, tuple(map(DType, options.formats))
@@ -177,8 +177,3 @@ def _requested_presets(options: argparse.Namespace) -> Sequence[str]:
 
 def _uses_grid(options: argparse.Namespace) -> bool:
     return bool(options.grid or not (options.scenarios or options.presets is not None))
-
-
-def _command_as_typed(argv: Sequence[str]) -> str:
-    """The command as a user types it, whichever way it was started."""
-    return shlex.join(["clustersim", "calibrate", *argv[1 + (argv[1:2] == ["calibrate"]) :]])

@@ -14,17 +14,34 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from clustersim.cli import completion
+from clustersim.cli.limit import Limit, limit_as_error
+from clustersim.cli.terminal import with_escaped_streams
 from clustersim.common.errors import ClusterSimError, MemoryFitError, OutputError
 from clustersim.common.gc_control import raise_gc_threshold
+from clustersim.common.memory_limit import as_short_memory, require_address_space
 from clustersim.common.plugins import code_permission
+from clustersim.common.processes import raise_interrupt_on_sigterm
 
 EXIT_BAD_INPUT = 2
 EXIT_DOES_NOT_FIT = 3
 _CODE_REFUSAL = "runs only where --allow-code is typed (run, search and the like have it); look at the code first"
 
+
+class _Group(TyperGroup):
+    """Commands that print control characters, as names in files may have them, as escapes."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        for command in self.commands.values():
+            if command.callback is not None:
+                command.callback = with_escaped_streams(limit_as_error(command.callback))
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="How long does a training step take on a cluster, where does the time go, and does it fit in memory?",
@@ -69,9 +86,12 @@ def main() -> None:
     Or 3, where a job does not fit in memory.
     """
     raise_gc_threshold()
+    raise_interrupt_on_sigterm()
     _prepare_streams()
     try:
-        _run_app()
+        require_address_space()
+        with as_short_memory():
+            _run_app()
     except ClusterSimError as error:
         from clustersim.cli.outputs import print_error
 
@@ -154,6 +174,7 @@ def run(
         typer.Option("--watch", help="Rerun whenever FILE or a file that it refers to is saved; stop with Ctrl-C."),
     ] = False,
     _code: AllowCode = False,
+    _limit: Limit = None,
 ) -> None:
     """Simulate training steps and print the step time, its breakdown and peak memory."""
     from clustersim.cli.outputs import Outputs, TraceOptions
@@ -233,6 +254,7 @@ def diff(
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     _code: AllowCode = False,
+    _limit: Limit = None,
 ) -> None:
     """Compare two scenarios or results, or a measured step with its prediction, by key and by category of time."""
     from clustersim.cli.diff import show_difference
@@ -248,6 +270,7 @@ def explore(
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="HTML page to write.")],
     overrides: Overrides = None,
     _code: AllowCode = False,
+    _limit: Limit = None,
 ) -> None:
     """Write an interactive HTML page: memory, placement, pipeline bubbles and scaling by layout and size."""
     from clustersim.cli.explore import explore_scenario
@@ -313,6 +336,7 @@ def search(
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the layout to take; no progress.")] = False,
     _code: AllowCode = False,
+    limit: Limit = None,
 ) -> None:
     """Search for the best layouts of a scenario's job, starting from the layout in the file."""
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
@@ -331,10 +355,11 @@ def search(
         executor,
         headroom,
         quiet,
+        limit,
     )
     outputs = Outputs(json=json, html=html, table=json != "-")
     complete = search_layouts(file, overrides or [], options, outputs)
-    raise typer.Exit(0 if complete else EXIT_INTERRUPTED)
+    raise typer.Exit(0 if complete or limit is not None else EXIT_INTERRUPTED)
 
 
 @app.command()
@@ -361,15 +386,16 @@ def goodput(
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     _code: AllowCode = False,
+    limit: Limit = None,
 ) -> None:
     """Predict the duration, cost and goodput of a training run on a cluster with failures."""
     from clustersim.cli.goodput import GoodputOptions, show_goodput
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
 
-    options = GoodputOptions(tokens, runs, seed, workers, resume)
+    options = GoodputOptions(tokens, runs, seed, workers, resume, limit)
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
     complete = show_goodput(file, overrides or [], options, outputs)
-    raise typer.Exit(0 if complete else EXIT_INTERRUPTED)
+    raise typer.Exit(0 if complete or limit is not None else EXIT_INTERRUPTED)
 
 
 @app.command()
@@ -429,6 +455,7 @@ def validate(
         _override_option("--set", help="Override a key of the scenario of every step; repeatable."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    _limit: Limit = None,
 ) -> None:
     """Predict published runs and measurements, or your own, and report the prediction errors."""
     from clustersim.cli.outputs import Outputs
@@ -453,13 +480,17 @@ def import_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Program whose arguments they are, or auto: megatron, torchtitan, primus, nemo, gpt-neox.",
+            help="Program whose file it is, or auto: megatron, torchtitan, megatron-bridge, primus, nemo, gpt-neox, "
+            "axolotl, llama-factory, transformers; of machines slurm, nccl-topology, nvidia-smi.",
             autocompletion=completion.complete_import_program,
         ),
     ],
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Launch script, arguments, printed table of them, or configuration file."),
+        typer.Argument(
+            metavar="FILE",
+            help="Launch script, arguments, printed table of them, configuration file, or topology of a machine.",
+        ),
     ],
     overrides: Overrides = None,
     definitions: Annotated[
@@ -467,23 +498,24 @@ def import_command(
         typer.Option(
             "--define",
             metavar="NAME=VALUE",
-            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; repeatable.",
+            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; CONFIG=NAME of "
+            "a file of torchtitan's jobs; repeatable.",
         ),
     ] = None,
     cluster: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Cluster of the scenario; the arguments do not name one.",
+            help="Cluster of the scenario, or that the topology of a machine changes; files do not name one.",
             autocompletion=completion.complete_cluster,
         ),
     ] = "dgx-h100",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of GPUs; default: the file's.")] = None,
     out: Annotated[
-        str, typer.Option("--out", "--output", metavar="FILE", help="Scenario file to write; - is stdout.")
+        str, typer.Option("--out", "--output", metavar="FILE", help="Scenario or cluster file to write; - is stdout.")
     ] = "-",
 ) -> None:
-    """Convert another program's arguments to a scenario (Megatron-LM launch scripts and logs, torchtitan job files)."""
+    """Convert another program's arguments to a scenario, or the topology of a machine to a cluster file."""
     from clustersim.cli.import_arguments import import_scenario
 
     import_scenario(program, file, overrides or [], definitions or [], cluster, gpus, out)
@@ -495,7 +527,7 @@ def export_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Target: chakra, megatron, torchtitan.",
+            help="Target: chakra, megatron, primus, torchtitan.",
             autocompletion=completion.complete_export_program,
         ),
     ],

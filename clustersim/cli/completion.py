@@ -51,9 +51,10 @@ def complete_objective(incomplete: str) -> list[str]:
 def complete_import_program(incomplete: str) -> list[str]:
     """Programs whose arguments can be imported."""
     from clustersim.interop.detect import AUTO
+    from clustersim.interop.machines import MACHINE_READERS
     from clustersim.interop.registry import IMPORTERS
 
-    return _with_prefix(incomplete, (AUTO, *IMPORTERS))
+    return _with_prefix(incomplete, (AUTO, *IMPORTERS, *MACHINE_READERS))
 
 
 def complete_export_program(incomplete: str) -> list[str]:

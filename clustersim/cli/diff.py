@@ -146,8 +146,7 @@ def _write_page(difference: "ResultDifference", results: "Sequence[SimulationRes
 
 
 def _print_difference(difference: "ResultDifference") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.difference import render_difference
 
-    Console().print(render_difference(difference))
+    new_console().print(render_difference(difference))

@@ -125,8 +125,7 @@ def _comparison_notes(traces: ProfilerTraces, result: "SimulationResult", wait_s
 
 
 def _print_profile_difference(difference: "ProfileDifference") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.profile import render_profile
 
-    Console().print(render_profile(difference))
+    new_console().print(render_profile(difference))

@@ -37,9 +37,10 @@ def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str 
 
 
 def _print_explanation(explanation: "GapExplanation") -> None:
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.text import Text
 
+    from clustersim.cli.terminal import new_console
     from clustersim.report.labels import CRITICAL_PATH_NOTE
     from clustersim.report.step_breakdown import step_breakdown
     from clustersim.report.terminal.run import breakdown_table
@@ -61,7 +62,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     if any(cause.is_visible for cause in explanation.causes):
         lines += [Text(f"what would explain {_format_gap(explanation)}, each in isolation"), _cause_table(explanation)]
     lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
-    Console().print(Group(*lines))
+    new_console().print(Group(*lines))
 
 
 def _format_gap(explanation: "GapExplanation") -> str:

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Final
 from clustersim.cli.outputs import STDOUT, announce_file
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError, OutputError
-from clustersim.common.files import atomic_file, require_writable, write_text_atomically
+from clustersim.common.files import (
+    atomic_file,
+    is_leftover,
+    is_old_leftover,
+    require_writable,
+    write_text_atomically,
+)
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.scenario import Scenario
 
@@ -69,9 +75,13 @@ def _check_folder(folder: Path) -> set[str]:
         return set()
     if not folder.is_dir():
         raise OutputError(f"{folder}: is a file; name a directory for the traces")
-    names = {name.name for name in folder.iterdir()}
+    names = {file.name for file in folder.iterdir() if not is_leftover(file) or is_old_leftover(file)}
     unexpected_files = sorted(
-        name for name in names if name != COMM_GROUPS_FILE and not (name.startswith("trace.") and name.endswith(".et"))
+        name
+        for name in names
+        if name != COMM_GROUPS_FILE
+        and not (name.startswith("trace.") and name.endswith(".et"))
+        and not is_leftover(Path(name))
     )
     if unexpected_files:
         raise OutputError(

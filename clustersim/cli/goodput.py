@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clustersim.cli.limit import report_cut
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import track_progress
 from clustersim.scenario import Scenario
@@ -22,6 +23,7 @@ class GoodputOptions:
     seed: int = 0
     workers: int | None = None
     resume: str | None = None
+    limit: float | None = None
 
 
 def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, outputs: Outputs) -> bool:
@@ -32,15 +34,23 @@ def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, 
     scenario = Scenario.load(file, [*overrides, *token_override])
     outputs.check_writable((file, *scenario.files))
     store = None if options.resume is None else Path(options.resume)
+    stage: list[tuple[str, int, int | None]] = [("simulating the step", 0, None)]
     with track_progress("simulating the step") as report_progress:
+
+        def progress(label: str, done: int, total: int) -> None:
+            stage[0] = label, done, total or None
+            report_progress(*stage[0])
+
         result = simulate_goodput(
             scenario,
             options.runs,
             options.seed,
             workers=options.workers or os.cpu_count() or 1,
             store=store,
-            progress=lambda label, done, total: report_progress(label, done, total or None),
+            progress=progress,
         )
+    if not result.complete and options.limit is not None:
+        report_cut(options.limit, stage[0])
     if outputs.json is not None:
         write_json(result.to_json(), outputs.json)
     if outputs.html is not None:
@@ -49,11 +59,10 @@ def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, 
 
         write_text_atomically(outputs.html, goodput_page(result, file))
     if outputs.table:
-        from rich.console import Console
-
+        from clustersim.cli.terminal import new_console
         from clustersim.report.terminal.goodput import render_goodput
 
-        Console().print(render_goodput(result), soft_wrap=False)
+        new_console().print(render_goodput(result), soft_wrap=False)
         for path in outputs.file_paths.values():
             announce_file(path)
     return result.complete

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from clustersim.cli.terminal import new_console
+from clustersim.common.control_characters import escape_controls
 from clustersim.common.errors import ClusterSimError, InputError
 from clustersim.common.files import require_writable, write_text_atomically
 
@@ -98,7 +100,7 @@ class Outputs:
 
 def print_error(error: ClusterSimError) -> None:
     """Print the error as one sentence on stderr."""
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    print(f"error: {escape_controls(str(error))}", file=sys.stderr, flush=True)
 
 
 def announce_file(path: str | Path, note: str = "") -> None:
@@ -106,12 +108,11 @@ def announce_file(path: str | Path, note: str = "") -> None:
     if not sys.stdout.isatty():
         print(f"wrote {path}{note}")
         return
-    from rich.console import Console
     from rich.style import Style
     from rich.text import Text
 
     link = Style(link=Path(path).resolve().as_uri())
-    Console().print(Text.assemble("wrote ", (str(path), link), note), soft_wrap=True)
+    new_console().print(Text.assemble("wrote ", (str(path), link), note), soft_wrap=True)
 
 
 def write_json(content: Mapping[str, Any], path: str) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from rich.console import Console
 from rich.table import Table
 
+from clustersim.cli.terminal import new_console
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import format_bandwidth, format_bytes, format_flops
@@ -27,7 +27,7 @@ _KERNEL_NOTE: Final = (
 
 def print_presets() -> None:
     """Print models, clusters, accelerators, precision recipes, price lists, reliability presets and schedules."""
-    console = Console()
+    console = new_console()
     console.print(_model_table())
     console.print(_mtp_note(), highlight=False)
     for table in (_cluster_table(), _accelerator_table()):

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
 
+from clustersim.cli.terminal import new_console
+
 ProgressCallback = Callable[[str, int, int | None], None]
 BAR_DELAY_SECONDS = 2.0  # seconds
+_MIN_PACE_SECONDS = 5.0  # seconds of a stage, before which its pace says little
 LINE_INTERVAL_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
@@ -43,12 +46,18 @@ def track_progress(label: str, total: int | None = None, *, shown: bool = True) 
         with _progress_lines(label, total) as report_progress:
             yield report_progress
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    counts = [] if total is None else [MofNCompleteColumn()]
+    counts = [] if total is None else [MofNCompleteColumn(), TimeRemainingColumn()]
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = Progress(*columns, console=new_console(stderr=True), transient=True)
     task = bar.add_task(label, total=total)
     timer = threading.Timer(BAR_DELAY_SECONDS, bar.start)
     timer.daemon = True
@@ -64,19 +73,21 @@ def track_progress(label: str, total: int | None = None, *, shown: bool = True) 
 @contextmanager
 def _progress_lines(label: str, total: int | None) -> Iterator[ProgressCallback]:
     """Print the progress as plain lines at intervals until the block ends."""
-    state, stop_event, started = [_ProgressState(label, 0, total)], threading.Event(), monotonic()
+    started = monotonic()
+    state, stop_event = [_ProgressState(label, 0, total, started)], threading.Event()
 
     def print_periodically() -> None:
         while not stop_event.wait(LINE_INTERVAL_SECONDS):
             current = state[0]
+            seconds = monotonic() - started
             count = "" if current.total is None else f", {current.done} of {current.total}"
-            print(f"{current.label}{count}, {monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+            print(f"{current.label}{count}, {seconds:.0f} s{_remaining(current)}", file=sys.stderr, flush=True)
 
     printer = threading.Thread(target=print_periodically, daemon=True)
     printer.start()
     try:
         yield lambda stage_label, done, stage_total: state.__setitem__(
-            0, _ProgressState(stage_label, done, stage_total)
+            0, state[0].advanced(stage_label, done, stage_total)
         )
     finally:
         stop_event.set()
@@ -84,8 +95,22 @@ def _progress_lines(label: str, total: int | None) -> Iterator[ProgressCallback]
 
 
 class _ProgressState(NamedTuple):
-    """Progress of the current stage."""
+    """Progress of the current stage. began: when its first item was reported."""
 
     label: str
     done: int
     total: int | None
+    began: float
+
+    def advanced(self, label: str, done: int, total: int | None) -> "_ProgressState":
+        """The state after a report; another total is another stage."""
+        return _ProgressState(label, done, total, self.began if total == self.total else monotonic())
+
+
+def _remaining(state: _ProgressState) -> str:
+    """The time that the rest of a stage takes at its pace so far; empty where that is not known."""
+    elapsed = monotonic() - state.began
+    if not state.total or not 0 < state.done < state.total or elapsed < _MIN_PACE_SECONDS:
+        return ""
+    seconds = elapsed / state.done * (state.total - state.done)
+    return f", about {seconds:.0f} s left"

@@ -29,7 +29,8 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
         _warn_long_simulation(scenario)
     from clustersim.simulation import simulate
 
-    with show_activity("simulating"):
+    steps = "a step" if scenario.steps == 1 else f"{scenario.steps:,} steps"
+    with show_activity(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs"):
         result = simulate(scenario)
         notes = _write_traces(result, outputs)
         what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None
@@ -119,8 +120,7 @@ def _write_page(result: "SimulationResult", what_ifs: "WhatIfReport | None", pat
 
 
 def _print_result(result: "SimulationResult", what_ifs: "WhatIfReport | None") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.run import render_run
 
-    Console().print(render_run(result, what_ifs))
+    new_console().print(render_run(result, what_ifs))

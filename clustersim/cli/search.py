@@ -7,6 +7,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from clustersim.cli.limit import report_cut
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import track_progress
 from clustersim.common.data_files import parse_yaml
@@ -36,6 +37,7 @@ class SearchOptions:
     executor: str = "local"
     headroom: str = ""
     quiet: bool = False
+    limit: float | None = None
 
 
 def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions, outputs: Outputs) -> bool:
@@ -50,6 +52,7 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
     space = search_space(scenario, options)
     store = None if options.resume is None else Path(options.resume)
     workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else os.cpu_count() or 1)
+    stage: list[tuple[str, int, int | None]] = [("weighing layouts", 0, None)]
     with (
         open_executor(options.executor, workers) as (executor, worker_count),
         track_progress("weighing layouts", shown=not options.quiet) as report_progress,
@@ -59,10 +62,13 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
             from clustersim.common.units import format_step_time
 
             best_text = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
+            stage[0] = stage_label, done, total
             report_progress(f"{stage_label}{best_text}", done, total)
 
         search = LayoutSearch(space, options.top, objective, worker_count, store, executor, headroom=headroom)
         raw_result = search.run(progress)
+    if not raw_result.complete and options.limit is not None:
+        report_cut(options.limit, stage[0])
     result = replace(raw_result, base_overrides=tuple(overrides))
     if outputs.json is not None:
         write_json(result.to_json(), outputs.json)
@@ -153,12 +159,12 @@ def _write_page(result: "SearchResult", file: Path, path: str) -> None:
 
 
 def _print_result(result: "SearchResult", file: Path, options: SearchOptions) -> None:
-    from rich.console import Console
     from rich.text import Text
 
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.search import render_choice, render_search, run_command
 
-    console, resumable = Console(), options.resume is not None
+    console, resumable = new_console(), options.resume is not None
     render = render_choice if options.quiet else render_search
     console.print(render(result, resumable=resumable))
     if result.simulated:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from clustersim.cli.outputs import Outputs, announce_file
 from clustersim.cli.presets import new_table
+from clustersim.cli.terminal import new_console
 from clustersim.common import data_files
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import format_bandwidth
@@ -35,7 +35,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
         from clustersim.report.panels.topology import topology_page
 
         write_text_atomically(html, topology_page(build_topology(cluster, spans)))
-    tiers, console = describe_tiers(cluster), Console()
+    tiers, console = describe_tiers(cluster), new_console()
     console.print(Text.assemble((cluster.name, "bold"), f"  {describe_size(cluster)}\n{cluster.description}"))
     console.print(_tier_table(tiers))
     if spans:

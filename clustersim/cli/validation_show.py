@@ -135,14 +135,13 @@ def _print_step(
     mapping: "dict[str, Any] | None",
     result: "SimulationResult | None",
 ) -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.run import render_run
 
     if mapping is not None:
         print(yaml.safe_dump(mapping, sort_keys=False, allow_unicode=True))
     if result is not None:
-        Console().print(render_run(result))
+        new_console().print(render_run(result))
         print()
     print("\n".join(_comparison_lines(case, comparison, format_step_time)))
 

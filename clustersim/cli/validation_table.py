@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from clustersim.cli.presets import new_table
+from clustersim.cli.terminal import new_console
 from clustersim.common.units import format_bytes, format_number, format_step_time
 from clustersim.uncertainty.model_file import load_uncertainty_model
 from clustersim.validation.error_statistics import ErrorStatistics, IntervalCoverage, MacroAverage, statistics_by_source
@@ -61,7 +61,7 @@ _LEGEND: Final = (
 
 def print_summaries(summaries: Sequence[ValidationSummary]) -> None:
     """Print all tables and notes of each summary."""
-    console = Console()
+    console = new_console()
     for summary in summaries:
         for element in _summary_elements(summary):
             console.print(element)

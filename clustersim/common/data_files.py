@@ -188,16 +188,18 @@ def _reject_runaway_nodes(text: str) -> None:
             depth -= 1
         elif isinstance(event, yaml.ScalarEvent) and _is_long_number(event):
             raise InputError(
-                f"line {event.start_mark.line + 1}: a number has {len(event.value):,} digits; "
-                f"{input_files.MAX_DIGITS} are the most"
+                f"{_line_of(event)}: a number has {len(event.value):,} digits; {input_files.MAX_DIGITS} are the most"
             )
         if depth > input_files.MAX_DEPTH:
             raise InputError(
-                f"line {event.start_mark.line + 1}: lists or mappings are more than {input_files.MAX_DEPTH} deep "
-                "inside each other"
+                f"{_line_of(event)}: lists or mappings are more than {input_files.MAX_DEPTH} deep inside each other"
             )
         if count > _MAX_YAML_VALUES:
             raise InputError(f"has more than {_MAX_YAML_VALUES:,} keys and values; write a file of this size as JSON")
+
+
+def _line_of(event: yaml.Event) -> str:
+    return "line ?" if event.start_mark is None else f"line {event.start_mark.line + 1}"
 
 
 def _is_long_number(event: yaml.ScalarEvent) -> bool:

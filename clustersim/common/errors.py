@@ -10,10 +10,12 @@
 """
 
 import difflib
+import math
 import reprlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Self
 
+_MAX_PRINTED_BITS: Final = 128  # of a whole number, beyond which it is described
 _MAX_SUGGESTED: Final = 4  # names after "did you mean"
 _MAX_LISTED: Final = 12  # names of a full list, where a command lists them too
 
@@ -81,6 +83,8 @@ def format_value(value: object) -> str:
     >>> format_value(None), format_value(True), format_value("16k"), format_value(1000000), format_value([1, None])
     ('nothing', 'true', "'16k'", '1,000,000', '[1, nothing]')
     """
+    if isinstance(value, int) and value.bit_length() > _MAX_PRINTED_BITS:
+        return f"a number of {int(value.bit_length() * math.log10(2.0)) + 1:,} digits"
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _YamlRepr().repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

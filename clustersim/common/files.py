@@ -6,11 +6,18 @@ system). Failures are raised as OutputError. Pipes and devices are written direc
 
 import contextlib
 import os
+import re
+import secrets
+import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from clustersim.common.errors import OutputError
+
+_PARTIAL_NAME: Final = re.compile(r"\..{1,32}\.[0-9a-f]{16}\.part")
+_LEFTOVER_SECONDS: Final = 86400.0
 
 
 def read_first_text(candidates: Iterable[Path], max_bytes: int) -> str | None:
@@ -40,18 +47,44 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Temporary paths for some files.
+    """Temporary files for some files, empty and new, each with the mode of the file that it is to replace.
 
-    All are renamed to their targets when the block ends without an error, else removed.
+    All are renamed to their targets when the block ends without an error, else removed. Their names are random, so
+    that processes, threads and containers that write one target at a time each write their own: the last wins, whole.
+    They are created exclusively, so that no file and no link that somebody planted is written.
     """
-    partial = [target.with_name(f".{target.name[:32]}.{os.getpid()}.part") for target in targets]
+    partial: dict[Path, Path] = {}  # by target, so that duplicates are written once
     try:
-        yield partial
-        for file, target in dict(zip(partial, targets, strict=True)).items():  # duplicates only once
+        for target in targets:
+            if target not in partial:  # known before it is there, so that a signal in between leaves nothing
+                partial[target] = target.with_name(f".{target.name[:32]}.{secrets.token_hex(8)}.part")
+                _create_like(target, partial[target])
+        yield [partial[target] for target in targets]
+        for target, file in partial.items():
             file.replace(target)
     finally:
-        for file in partial:
+        for file in partial.values():
             file.unlink(missing_ok=True)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a path is named as temporary files are: another process is writing it, or was killed while it did."""
+    return _PARTIAL_NAME.fullmatch(path.name) is not None
+
+
+def is_old_leftover(path: Path) -> bool:
+    """Whether a leftover is so old that no process writes it any more."""
+    return is_leftover(path) and time.time() - path.lstat().st_mtime > _LEFTOVER_SECONDS
+
+
+def _create_like(target: Path, partial: Path) -> None:
+    """Create an empty file with the mode of the target, if that exists."""
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            partial.chmod(stat.S_IMODE(target.stat().st_mode))
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

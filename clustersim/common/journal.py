@@ -1,21 +1,30 @@
 """An append-only journal of results, so that an interrupted calculation can be resumed.
 
 One file of JSON lines, each flushed to disk when it is added. Its first line is a fingerprint of the
-calculation: its inputs, the contents of the files that it reads, and the version of this package. A truncated
-last line is dropped.
+calculation: its inputs, the contents of the files that it reads, and the version of this package. Each line has a
+checksum. One that does not have it any more, as the last of a process that was killed, is left out, which is said:
+what it held is calculated again.
 """
 
 import json
+import logging
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from clustersim.common.errors import InputError, OutputError
 from clustersim.common.files import write_text_atomically
+from clustersim.common.input_files import MAX_TRACE_BYTES, parse_json, read_bytes
+
+MAX_JOURNAL_BYTES: Final = MAX_TRACE_BYTES
+_CHECKSUM_KEY: Final = ',"crc32":'  # the last key of a line, of the JSON without it
+_MAX_LINES_SHOWN: Final = 5
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 class Journal:
@@ -44,7 +53,7 @@ class Journal:
             )
             path.parent.mkdir(parents=True, exist_ok=True)
             entries = _read_entries(path, kind, fingerprint) if path.exists() else []
-            text = "".join(f"{json.dumps(entry, separators=(',', ':'))}\n" for entry in [{kind: fingerprint}, *entries])
+            text = "".join(map(_line_of, [{kind: fingerprint}, *entries]))
             write_text_atomically(path, text)  # without a truncated line
             lines = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -55,7 +64,7 @@ class Journal:
     def append(self, entry: dict[str, Any]) -> None:
         """Append an entry and flush it to disk."""
         if self._lines is not None:
-            self._lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
+            self._lines.write(_line_of(entry))
             self._lines.flush()
             os.fsync(self._lines.fileno())
 
@@ -65,22 +74,39 @@ def _fingerprint(inputs: Mapping[str, Any]) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
+    return sha256(read_bytes(path)).hexdigest()
 
 
 def _read_entries(path: Path, kind: str, fingerprint: str) -> list[dict[str, Any]]:
     """The entries after the first line; raise InputError if that identifies another calculation."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    complete = [content for content in map(_parse_line, lines) if content is not None]
-    if not complete or complete[0].get(kind) != fingerprint:
+    first, *lines = read_bytes(path, MAX_JOURNAL_BYTES).split(b"\n")
+    identity = _parse_line(first)
+    if identity is None:
+        raise InputError(f"{path}: its first line, which says what {kind} it is of, is damaged; name another folder")
+    if identity.get(kind) != fingerprint:
         differs = "what it was asked for, or a file that it reads, differs"
         raise InputError(f"{path}: is of another {kind} ({differs}); name another folder")
-    return complete[1:]
+    parsed = [(number, _parse_line(line)) for number, line in enumerate(lines, start=2) if line]
+    damaged = [number for number, entry in parsed if entry is None]
+    if damaged:
+        listed = ", ".join(map(str, damaged[:_MAX_LINES_SHOWN])) + ", ..." * (len(damaged) > _MAX_LINES_SHOWN)
+        _LOGGER.warning(
+            "%s: %d damaged or incomplete lines (%s) are left out; what they held is calculated again",
+            path, len(damaged), listed,
+        )  # fmt: skip
+    return [entry for _, entry in parsed if entry is not None]
 
 
-def _parse_line(line: str) -> dict[str, Any] | None:
-    try:
-        content = json.loads(line)
-    except ValueError:
+def _line_of(entry: dict[str, Any]) -> str:
+    text = json.dumps(entry, separators=(",", ":"))
+    return f'{text[:-1]}{_CHECKSUM_KEY}"{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def _parse_line(line: bytes) -> dict[str, Any] | None:
+    """The entry of a line; None where its checksum differs."""
+    body, separator, checksum = line.rpartition(_CHECKSUM_KEY.encode())
+    text = body + b"}"
+    if not separator or checksum != f'"{zlib.crc32(text):08x}"}}'.encode():
         return None
-    return content if isinstance(content, dict) else None
+    content: dict[str, Any] = parse_json(text)
+    return content

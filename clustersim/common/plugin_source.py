@@ -61,8 +61,8 @@ def find_source(name: str) -> Path | None:
 
 
 def _find_spec(name: str, folders: Iterable[str] | None) -> ModuleSpec | None:
-    found = (finder.find_spec(name, folders) for finder in sys.meta_path)  # type: ignore[arg-type]
-    return next((spec for spec in found if spec is not None), None)
+    specs = (finder.find_spec(name, folders) for finder in sys.meta_path)  # type: ignore[arg-type]
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def read_names(module: str, file: Path) -> ModuleNames:

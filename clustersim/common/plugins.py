@@ -123,10 +123,10 @@ def load_class(name: str, folder: Path | None, interface: PluginInterface) -> ty
             f"{format_value(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
         )
     file = None if folder is None else module_file(name, folder)
-    is_local = file is not None and file.is_file()
-    _require_class_in_source(name, file if is_local else _importable_source(module_name, file), interface)
+    local = file if file is not None and file.is_file() else None
+    _require_class_in_source(name, local or _importable_source(module_name, file), interface)
     require_code_permission(name)
-    module = _load_module(module_name, file if is_local else None)
+    module = _load_module(module_name, local)
     cls = vars(module).get(class_name)
     if not isinstance(cls, type):
         candidates = [name for name, value in vars(module).items() if interface.is_implemented_by(value)]
@@ -166,8 +166,8 @@ def _importable_source(name: str, file: Path | None) -> Path:
     if source is None:
         available = [] if file is None else [path.stem for path in sorted(file.parent.glob("*.py"))]
         remedy = f"; {suggest_nearest(name, available)}" if available else ""
-        places = "where Python looks" if file is None else f"neither {file} nor where Python looks"
-        raise InputError(f"there is no module {name}, {places}{remedy}")
+        where = "where Python looks" if file is None else f"neither {file} nor where Python looks"
+        raise InputError(f"there is no module {name}, {where}{remedy}")
     return source
 
 

@@ -2,11 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from contextlib import contextmanager, suppress
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from threading import Thread
+from time import monotonic
 from typing import Final, TypeVar
 
 from clustersim.common.errors import ClusterSimError
@@ -17,6 +19,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 TASKS_PER_WORKER: Final = 2
 """Queued tasks per worker, so that no worker idles."""
+_END_SECONDS: Final = 1.0  # that idle workers have to end
 
 
 @contextmanager
@@ -31,6 +34,7 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
         with infrequent_gc():
             yield _InlineExecutor()
     else:
+        others = {*active_children()}
         pool = ProcessPoolExecutor(
             workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(code_refusal(),)
         )
@@ -40,7 +44,19 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
             reason = "a worker process ended before its work was done, as where memory is short"
             raise ClusterSimError(f"workers: {reason}; --workers {workers // 2} takes less") from error
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_children([child for child in active_children() if child not in others])
+
+
+def _end_children(children: Sequence[BaseProcess]) -> None:
+    """Wait for idle workers to end; end those that are still at work, whose results nobody waits for."""
+    deadline = monotonic() + _END_SECONDS
+    for child in children:
+        child.join(max(0.0, deadline - monotonic()))
+        if child.is_alive():
+            child.terminate()
+    for child in children:
+        child.join()
 
 
 def iterate_completed(
@@ -74,6 +90,17 @@ class _InlineExecutor(Executor):
         future: Future[object] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
+
+
+def raise_interrupt_on_sigterm() -> None:
+    """Make SIGTERM end this process as Ctrl-C does, once: what is written so far is kept or removed; the next kills."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # not the main thread: signals are not ours
+        signal.signal(signal.SIGTERM, interrupt)
 
 
 def _init_worker(refusal: str) -> None:

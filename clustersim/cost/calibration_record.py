@@ -358,8 +358,10 @@ class ProfileAnchor:
     """The profiled step that a record was made of. Its kernels are measured in a step, not in isolation.
 
     traces: where it was read; ranks: of the job; steps: profiled steps that the samples are means of; step_time: of
-    the profiled step; busy, matched: seconds of kernels of one rank's compute stream, and of those that ran an operator
-    of the plan; attention: what the plan asked for, which is what was timed; unmatched: the calls that ran none.
+    the profiled step, or of the same step without a profiler, as its user measured it; busy, matched: seconds of
+    kernels of one rank's compute stream, and of those that ran an operator of the plan; attention: what the plan asked
+    for, which is what was timed; unmatched: the calls that ran none; host_scale: the host's time, and waiting for it,
+    without a profiler, over that in the trace.
     """
 
     traces: str
@@ -371,6 +373,7 @@ class ProfileAnchor:
     attention: AttentionBackend
     unmatched: tuple[UnmatchedCall, ...] = ()
     memory: MemoryAnchor | None = None
+    host_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

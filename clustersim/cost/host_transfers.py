@@ -1,7 +1,8 @@
 """How long does a rank need to copy to and from its host, and the host to compute for it?
 
     copy = latency + bytes / min(link, host memory bandwidth / GPUs of the node)
-    work = bytes / (host memory bandwidth / GPUs of the node · fraction that such work reaches)
+    work = bytes / min(host memory bandwidth / GPUs of the node · fraction that such work reaches,
+                       threads · bandwidth of a core)
 
 All GPUs of a node are assumed to use the host at the same time (`hardware.host_memory`), so durations do not
 depend on timing.
@@ -28,12 +29,13 @@ class HostTransferCost:
     """Times host ops of ranks, and by `base` communication ops between ranks.
 
     A `CommCost` and a `LinkDemandCost`. sharing_gpus: [ranks] GPUs that use the memory of each rank's host at
-    the same time.
+    the same time; threads: that work for a rank on its host, each on a core; None: as many as its memory keeps busy.
     """
 
     base: CommModel
     host_memory: HostMemory
     sharing_gpus: IntArray
+    threads: int | None = None
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one op in each group of its communicator."""
@@ -62,4 +64,7 @@ class HostTransferCost:
                 return self.host_memory.latency + comm_op.payload / np.minimum(
                     self.host_memory.host_to_device, memory_bandwidth
                 )
-        return comm_op.payload / (memory_bandwidth * self.host_memory.optimizer_fraction)
+        work_bandwidth = memory_bandwidth * self.host_memory.optimizer_fraction
+        if self.threads is not None and self.host_memory.core_bandwidth is not None:
+            work_bandwidth = np.minimum(work_bandwidth, self.threads * self.host_memory.core_bandwidth)
+        return comm_op.payload / work_bandwidth

@@ -69,8 +69,8 @@ def extract_features(signature: KernelSignature) -> KernelFeatures:
     match shape:
         case MatmulShape(operands=operands, accumulated=accumulated):
             return KernelFeatures(family_name, (operands, accumulated), sizes)
-        case AttentionShape(causal=causal, window=window):
-            return KernelFeatures((family_name, causal, window is None), (), sizes)
+        case AttentionShape(causal=causal, window=window, trailing=trailing, packed=packed):
+            return KernelFeatures((family_name, causal, window is None, trailing, packed), (), sizes)
         case MemoryBoundShape(MemoryBoundOp.QUANTIZE, formats=formats, table=reads):
             return KernelFeatures((family_name, formats, reads), (), sizes)
         case MemoryBoundShape(formats=formats):

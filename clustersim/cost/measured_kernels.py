@@ -113,7 +113,9 @@ class MeasuredKernels:
         timing = self._cache.get(kernel)
         if timing is None:
             in_situ = self._in_situ.apply(self._device_time(kernel), kernel.kind, signature_of(kernel))
-            timing = self._cache[kernel] = self._at_least_launch_time(in_situ, kernel.launches)
+            is_launched = in_situ.seconds > 0.0  # an absent kernel is not
+            timing = self._at_least_launch_time(in_situ, kernel.launches) if is_launched else in_situ
+            self._cache[kernel] = timing
         return timing
 
     def _at_least_launch_time(self, timing: KernelTiming, launch_count: int) -> KernelTiming:
@@ -130,8 +132,10 @@ class MeasuredKernels:
         if key is None:
             return self._extrapolate(modelled, None)
         if key in self._absent or family_of(key) in self._absent_families:
-            known = Provenance.MEASURED if key in self._absent else Provenance.FITTED
-            return replace(modelled, seconds=0.0, provenance=provenance_of(self._origin, known), error=0.0)
+            provenance_of_absence = Provenance.MEASURED if key in self._absent else Provenance.FITTED
+            return replace(
+                modelled, seconds=0.0, provenance=provenance_of(self._origin, provenance_of_absence), error=0.0
+            )
         statistics = self._time_by_signature.get(key)
         if statistics is not None:
             return self._measured_timing(
@@ -147,9 +151,13 @@ class MeasuredKernels:
         return self._extrapolate(modelled, family_of(key))
 
     def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
-        """Dispersion of a sample's repetitions; with a single repetition, the family's residual."""
+        """Dispersion of a sample's repetitions; with a single repetition, the family's residual.
+
+        A profiled kernel's repetitions are at different places of a step, whose mean is what a step takes: its error.
+        """
         if statistics.dispersion is not None:
-            return statistics.dispersion
+            place_count = statistics.repetitions if self._scales_samples else 1
+            return statistics.dispersion / math.sqrt(place_count)
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
         return None if residual is None else residual.leave_one_out_error
 
@@ -187,7 +195,7 @@ class MeasuredKernels:
         if features.comparable_key not in self._samples_by_family:
             return None
         neighbourhood = self._neighbourhood(features)
-        factor = neighbourhood.factor(features)
+        factor = neighbourhood.anchored_factor(features)
         error = neighbourhood.error
         if len(neighbourhood.log_ratios) == 1:
             error = abs(factor - 1.0) * (1.0 - neighbourhood.correlation(features))
@@ -237,6 +245,15 @@ class _FamilySamples:
         """Interpolated ratio of measured to modelled seconds."""
         point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
         return math.exp(self._kriging.predict(point))
+
+    def anchored_factor(self, features: KernelFeatures) -> float:
+        """Ratio of measured to modelled seconds, interpolated as differences from the mean of all samples.
+
+        Far from all samples it is their mean, where `factor` approaches the model.
+        """
+        point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
+        mean = float(self.log_ratios.mean())
+        return math.exp(mean + replace(self._kriging, values=self.log_ratios - mean).predict(point))
 
     def correlation(self, features: KernelFeatures) -> float:
         """Correlation of a kernel's ratio with that of the nearest sample, as `cost.kriging` assumes it."""

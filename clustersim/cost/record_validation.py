@@ -20,6 +20,7 @@ from clustersim.cost.calibration_record import (
     KernelFit,
     KernelSample,
     MeasurementOutcome,
+    ProfileAnchor,
     TimeStatistics,
 )
 from clustersim.model.kernels import KernelShape, MatmulShape
@@ -189,7 +190,23 @@ def _positive_values(record: CalibrationRecord) -> Iterator[tuple[str, float]]:
         yield from _named_values(f"holdout_steps[{index}]", step, "predicted", "measured")
     if record.kernel_fit is not None:
         yield from _fit_rates(record.kernel_fit)
+    yield from _positive_profile_values(record.profile)
     yield "conditions.processes", record.conditions.processes
+
+
+def _positive_profile_values(profile: ProfileAnchor | None) -> Iterator[tuple[str, float]]:
+    if profile is not None:
+        yield from _named_values("profile", profile, "ranks", "steps", "step_time", "busy")
+        if profile.memory is not None:
+            sizes = "allocated", "reserved", "modelled", "layers", "tokens"
+            yield from _named_values("profile.memory", profile.memory, *sizes)
+
+
+def _nonnegative_profile_values(profile: ProfileAnchor | None) -> Iterator[tuple[str, float]]:
+    if profile is not None:
+        yield from _named_values("profile", profile, "matched", "host_scale")
+        for index, call in enumerate(profile.unmatched):
+            yield from _named_values(f"profile.unmatched[{index}]", call, "count", "seconds")
 
 
 def _nonnegative_values(record: CalibrationRecord) -> Iterator[tuple[str, float]]:
@@ -220,6 +237,7 @@ def _nonnegative_values(record: CalibrationRecord) -> Iterator[tuple[str, float]
         (f"holdout_steps[{index}].propagated_error", step.propagated_error)
         for index, step in enumerate(record.holdout_steps)
     )
+    yield from _nonnegative_profile_values(record.profile)
     for key, state in _telemetry(record):
         yield from _named_values(key, state, "sm_clock_mhz", "memory_clock_mhz", "power_w")
     yield from ((f"telemetry[{index}].seconds", sample.seconds) for index, sample in enumerate(record.telemetry))

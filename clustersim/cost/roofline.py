@@ -126,9 +126,11 @@ class Roofline:
         return KernelWork(kernel.flops / rate / share, self._memory_seconds(kernel.bytes) / bandwidth_share)
 
     def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
-        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all."""
+        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all; 1 of PyTorch's own."""
+        if isinstance(shape, MemoryBoundShape) and not shape.fused:
+            return 1.0
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
-        return 1.0 if share is None else share.of(backward=shape.backward)
+        return 1.0 if share is None else share.select(backward=shape.backward)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""
@@ -225,6 +227,8 @@ def attention_load(
         keys + masked_edges * constants.query_block / 2.0 + constants.key_overhead
     )  # half of the block on an edge is masked
     visible_keys = shape.key if shape.window is None else min(shape.key, shape.window + constants.query_block)
+    if shape.packed is not None:
+        visible_keys = min(visible_keys, shape.packed.longest)
     max_keys = visible_keys + constants.key_overhead
     waves = segments / accelerator.compute_units
     max_load = max(waves * mean_keys, max_keys) if shape.causal else np.ceil(waves) * mean_keys

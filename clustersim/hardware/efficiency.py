@@ -138,7 +138,9 @@ SDPA_ATTENTION: Final = "sdpa"  # what PyTorch takes: one of the libraries, by a
 FLASH_ATTENTION2: Final = "flash2"
 FLASH_ATTENTION1: Final = "flash1"
 ATTENTION_LIBRARIES: Final = (FLASH_ATTENTION2, "flash3", "cudnn")
-"""Libraries with flash attention that accelerator files have constants of; the first is the default."""
+"""Libraries with flash attention; the first is the default."""
+MEASURED_ATTENTION: Final = (*ATTENTION_LIBRARIES, SDPA_ATTENTION)
+"""What accelerator files have constants of: libraries, and one as PyTorch calls it, under load."""
 FLASH1_SLOWDOWN: Final = 2.0
 """Duration of FlashAttention relative to FlashAttention-2: "around 2x speedup" (arXiv:2307.08691, abstract)."""
 
@@ -166,7 +168,7 @@ class ScanShare:
     forward: float
     backward: float
 
-    def of(self, *, backward: bool) -> float:
+    def select(self, *, backward: bool) -> float:
         """The share in one direction."""
         return self.backward if backward else self.forward
 
@@ -177,7 +179,8 @@ class KernelEfficiency:
 
     published: whether they were fitted to published measurements of this accelerator (not derived from another
     one); attention_forward, attention_backward: flash attention of the fastest library, which is attention_library;
-    attention_libraries: of others, by name; sdpa_library: what PyTorch's scaled_dot_product_attention takes first;
+    attention_libraries: of others, by name; sdpa_library: what PyTorch's scaled_dot_product_attention takes first, as
+    fast as elsewhere unless the libraries have sdpa;
     grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
     ordinary matmuls;
     memory_bandwidth_fraction: that large memory-bound kernels reach; operator_bandwidth_ratio: bandwidth of the
@@ -221,14 +224,15 @@ class KernelEfficiency:
         libraries = [
             name for name in ATTENTION_LIBRARIES if name in (self.attention_library, *self.attention_libraries)
         ]
-        sdpa = [SDPA_ATTENTION] if self.sdpa_library in libraries else []
+        has_sdpa = SDPA_ATTENTION in self.attention_libraries or self.sdpa_library in libraries
+        sdpa = [SDPA_ATTENTION] if has_sdpa else []
         return (FASTEST_ATTENTION, *sdpa, *libraries, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in libraries else []))
 
     def attention_constants(self, library: str, *, backward: bool) -> AttentionEfficiency:
         """Constants of a library's flash attention in one direction; raise InputError where nothing is known of it."""
         if library not in self.known_attention:
             raise InputError(f"nothing is known of attention {library}; known are {', '.join(self.known_attention)}")
-        if library == SDPA_ATTENTION:
+        if library == SDPA_ATTENTION and SDPA_ATTENTION not in self.attention_libraries:
             return self.attention_constants(self.sdpa_library, backward=backward)
         if library == FLASH_ATTENTION1:
             return self.attention_constants(FLASH_ATTENTION2, backward=backward).scaled(1.0 / FLASH1_SLOWDOWN)

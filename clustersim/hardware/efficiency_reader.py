@@ -16,6 +16,7 @@ from clustersim.common.units import Dimension, Seconds
 from clustersim.hardware.efficiency import (
     ATTENTION_LIBRARIES,
     FLASH_ATTENTION2,
+    MEASURED_ATTENTION,
     AttentionEfficiency,
     AttentionLibrary,
     GroupedGemmEfficiency,
@@ -149,8 +150,8 @@ def _read_attention_libraries(section: MappingReader) -> Mapping[str, AttentionL
     fastest = section.content.get("attention_library", ATTENTION_LIBRARIES[0])
 
     def read_library(name: str) -> AttentionLibrary:
-        if name not in ATTENTION_LIBRARIES:
-            raise libraries.input_error(name, f"no library; {suggest_nearest(name, ATTENTION_LIBRARIES)}")
+        if name not in MEASURED_ATTENTION:
+            raise libraries.input_error(name, f"no library; {suggest_nearest(name, MEASURED_ATTENTION)}")
         if name == fastest:
             raise libraries.input_error(
                 name, "is attention_library, whose constants are attention_forward and attention_backward"

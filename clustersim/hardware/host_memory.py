@@ -22,7 +22,8 @@ class HostMemory:
 
     capacity: bytes of the node; bandwidth: bytes/s of all its memory channels; device_to_host, host_to_device:
     bytes/s of one GPU's link, per direction; latency: seconds before a copy starts to transfer;
-    optimizer_fraction: fraction of the bandwidth that a CPU optimizer reaches.
+    optimizer_fraction: fraction of the bandwidth that a CPU optimizer reaches; core_bandwidth: bytes/s of it that one
+    core reaches, reads and writes together, None: unknown.
     """
 
     capacity: Bytes
@@ -31,6 +32,7 @@ class HostMemory:
     host_to_device: BytesPerSecond
     latency: Seconds
     optimizer_fraction: float
+    core_bandwidth: BytesPerSecond | None = None
 
     @classmethod
     def from_section(cls, section: MappingReader) -> Self:
@@ -42,10 +44,21 @@ class HostMemory:
             host_to_device=section.get_quantity("host_to_device", Dimension.BANDWIDTH),
             latency=section.get_quantity("latency", Dimension.TIME, allow_zero=True),
             optimizer_fraction=section.get_fraction("optimizer_fraction"),
+            core_bandwidth=(
+                section.get_quantity("core_bandwidth", Dimension.BANDWIDTH)
+                if section.has_key("core_bandwidth")
+                else None
+            ),
         )
 
     def to_section(self) -> dict[str, str | float]:
         """The section, as `from_section` reads it."""
         sizes = {"capacity": f"{self.capacity!r} B", "latency": f"{self.latency!r} s"}
-        rates = {key: f"{getattr(self, key)!r} B/s" for key in ("bandwidth", "device_to_host", "host_to_device")}
+        given_rates = (
+            "bandwidth",
+            "device_to_host",
+            "host_to_device",
+            *("core_bandwidth",) * (self.core_bandwidth is not None),
+        )
+        rates = {key: f"{getattr(self, key)!r} B/s" for key in given_rates}
         return {**sizes, **rates, "optimizer_fraction": self.optimizer_fraction}

@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from enum import Enum
-from functools import cache
+from functools import lru_cache
+from pathlib import Path
 from statistics import median
 from typing import Final
 
-from clustersim.common.data_files import find_file, list_names, read_mapping
+from clustersim.common.data_files import find_file, list_names, parse_mapping, read_text
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader
 
@@ -101,11 +102,16 @@ def is_price_list_name(value: object) -> bool:
     return isinstance(value, str) and _NAME.match(value) is not None
 
 
-@cache
 def load_price_list(name_or_path: str) -> PriceList:
     """Load topologies/prices/NAME.yaml, or a file of the same form."""
     path = find_file("prices", name_or_path)
-    section = MappingReader(path, read_mapping(path))
+    return _parse_price_list(path, read_text(path))
+
+
+@lru_cache(maxsize=32)
+def _parse_price_list(path: Path, text: str) -> PriceList:
+    """Cached by the text, which may change."""
+    section = MappingReader(path, parse_mapping(path, text))
     description, read_date = section.get_text("description"), _read_date(section)
     gpu_hour = _read_prices(section.get_section("gpu_hour"))
     clusters, sources = section.get_text_list("clusters"), section.get_section("sources").get_text_mapping()

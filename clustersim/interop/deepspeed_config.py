@@ -1,6 +1,5 @@
 """Which ZeRO stage do DeepSpeed's arguments and its JSON define?"""
 
-import json
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import read_first_text
+from clustersim.common.input_files import parse_json
 from clustersim.interop.megatron_arguments import MegatronArguments
 from clustersim.interop.shell.unknowns import HOLE, unmarked
 
@@ -105,9 +105,9 @@ def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str])
     if text is None:
         return None
     try:
-        config = json.loads(HOLE.sub("null", text))
-    except (ValueError, RecursionError) as error:
-        raise parsed.error("deepspeed_config", f"{parsed.shown(path)} is not JSON: {error}") from None
+        config = parse_json(HOLE.sub("null", text))
+    except InputError as error:
+        raise parsed.error("deepspeed_config", f"{parsed.shown(path)} {error}") from None
     if not isinstance(config, dict):
         raise parsed.error("deepspeed_config", f"{parsed.shown(path)} holds no mapping")
     return config

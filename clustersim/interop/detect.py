@@ -1,11 +1,14 @@
 """Which program is a file of?"""
 
-import tomllib
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import parse_toml
+from clustersim.interop.hugging_face import hugging_face_kind
+from clustersim.interop.megatron_bridge import is_bridge_printout
 from clustersim.interop.megatron_table import is_argument_table
 from clustersim.interop.megatron_yaml import yaml_kind
 from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtitan_python
@@ -13,13 +16,34 @@ from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtit
 AUTO: Final = "auto"
 """The program's name that stands for whichever a file is of."""
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
-    "axolotl's configuration": frozenset({"base_model", "micro_batch_size"}),
-    "Llama-Factory's configuration": frozenset({"model_name_or_path", "finetuning_type"}),
     "Hugging Face's TrainingArguments": frozenset({"per_device_train_batch_size"}),
     "DeepSpeed's JSON": frozenset({"zero_optimization"}),
     "accelerate's configuration": frozenset({"distributed_type", "mixed_precision"}),
 }
 """Files that are told apart by keys, and that have no model of their own."""
+
+
+def _is_nccl_topology(text: str) -> bool:
+    return re.match(r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<system\b", text, re.DOTALL) is not None
+
+
+def _is_slurm_topology(text: str) -> bool:
+    return re.search(r"(?mi)^\s*(SwitchName|BlockName)=\S+\s+\w+=", text) is not None
+
+
+def _is_gpu_matrix(text: str) -> bool:
+    return re.search(r"(?m)^.{0,40}\bGPU0\s+X\s", text) is not None
+
+
+_PRINTED: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
+    (is_argument_table, "megatron"),
+    (is_bridge_printout, "megatron-bridge"),
+    (is_torchtitan_log, "torchtitan"),
+    (_is_nccl_topology, "nccl-topology"),
+    (_is_slurm_topology, "slurm"),
+    (_is_gpu_matrix, "nvidia-smi"),
+)
+"""What is told by its text alone, whatever the file's name."""
 
 
 def detect_program(text: str, source: str) -> str:
@@ -32,12 +56,13 @@ def detect_program(text: str, source: str) -> str:
     """
     if "\0" in text:
         raise InputError(f"{source}: holds a NUL, so it is no text")
-    if is_argument_table(text):
-        return "megatron"
-    if is_torchtitan_log(text) or (source.endswith(".py") and is_torchtitan_python(text)):
+    printed = next((name for is_printed, name in _PRINTED if is_printed(text)), None)
+    if printed is not None:
+        return printed
+    if source.endswith(".py") and is_torchtitan_python(text):
         return "torchtitan"
     content = _content(text, source)
-    kind = yaml_kind(content)
+    kind = yaml_kind(content) or hugging_face_kind(content)
     if kind is not None:
         return kind
     if isinstance(content, Mapping):
@@ -49,8 +74,8 @@ def _content(text: str, source: str) -> Any:
     """What a TOML, JSON or YAML file holds; a text for any other."""
     if source.endswith(".toml"):
         try:
-            return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError):
+            return parse_toml(text)
+        except InputError:
             return text
     if source.endswith((".yaml", ".yml", ".json")) or text.lstrip()[:1] == "{":
         try:

@@ -19,7 +19,23 @@ from clustersim.scenario.changes.diff import changed_keys
 
 _STEP_KEYS: Final = (
     "schedule",
-    *(f"layout.{key}" for key in ("tp", "cp", "pp", "dp", "ep", "etp", "order", "dispatcher", "layers_per_stage")),
+    *(
+        f"layout.{key}"
+        for key in (
+            "tp",
+            "cp",
+            "cp_kind",
+            "cp_inner",
+            "cp_balanced",
+            "pp",
+            "dp",
+            "ep",
+            "etp",
+            "order",
+            "dispatcher",
+            "layers_per_stage",
+        )
+    ),
     "layout.sequence_parallel",
     *(f"training.{key}" for key in ("sequence", "global_batch", "microbatch", "recompute", "lora", "offload")),
     "training.optimizer",

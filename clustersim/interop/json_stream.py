@@ -16,7 +16,9 @@ from typing import IO, Any, Final
 from clustersim.common.errors import InputError
 
 CHUNK_CHARACTERS: Final = 2**20
+_MAX_VALUE_CHARACTERS: Final = 2**28  # what is longer is no value: the rest of a broken file is not read for it
 _WHITESPACE: Final = " \t\r\n"
+_DELIMITERS: Final = tuple(f"{_WHITESPACE},]}}:")
 _decode = json.JSONDecoder(strict=False).raw_decode
 ReadProgress = Callable[[int], None]
 """Called with the number of bytes that have been read of the (compressed) file."""
@@ -105,11 +107,12 @@ class _TextWindow:
             try:
                 value, position = _decode(self._text, self._position)
             except json.JSONDecodeError:
-                if not self._read(size):
+                if len(self._text) > _MAX_VALUE_CHARACTERS or not self._read(size):
                     raise
                 size *= 2
                 continue
-            if position == len(self._text) and not isinstance(value, (dict, list, str)) and self._read(size):
+            is_ended = self._text[position : position + 1] in _DELIMITERS
+            if not is_ended and isinstance(value, (int, float)) and self._read(size):
                 continue  # a number may go on in the next chunk
             self._position = position
             return value

@@ -96,7 +96,8 @@ def _in_intervals(intervals: Sequence[tuple[float, float]], times: FloatArray) -
         return np.zeros(len(times), dtype=np.int64)
     bounds = np.array(sorted(intervals))
     index = np.searchsorted(bounds[:, 0], times, side="right") - 1
-    return ((index >= 0) & (times < bounds[np.maximum(index, 0), 1])).astype(np.int64)
+    is_inside: IntArray = ((index >= 0) & (times < bounds[np.maximum(index, 0), 1])).astype(np.int64)
+    return is_inside
 
 
 def _enclosing_operators(events: RankEvents, times: FloatArray, threads: IntArray) -> IntArray:
@@ -105,18 +106,21 @@ def _enclosing_operators(events: RankEvents, times: FloatArray, threads: IntArra
     operators = events.operators
     start, duration = operators.floats("start"), operators.floats("duration")
     thread, sequence = operators.integers("thread"), operators.integers("sequence")
-    is_node = (
-        np.array([name.startswith(NODE_NAME) for name in events.names] or [False])[operators.integers("name")]
-        if len(operators)
-        else np.zeros(0, dtype=np.bool_)
-    )
+    is_node_name = np.array([name.startswith(NODE_NAME) for name in events.names], dtype=np.bool_)
+    is_node = is_node_name[operators.integers("name")]
     for thread_id in np.unique(threads).tolist():
-        own = np.flatnonzero(thread == thread_id)
-        own = own[np.lexsort((-duration[own], start[own]))]
+        own_operators = np.flatnonzero(thread == thread_id)
+        own_operators = own_operators[np.lexsort((-duration[own_operators], start[own_operators]))]
         launches = np.flatnonzero(threads == thread_id)
         launches = launches[np.argsort(times[launches], kind="stable")]
-        columns = (own, start[own], duration[own], sequence[own], is_node[own])
-        context[:, launches] = _sweep_thread(*(column.tolist() for column in columns), times[launches].tolist())
+        context[:, launches] = _sweep_thread(
+            own_operators.tolist(),
+            start[own_operators].tolist(),
+            duration[own_operators].tolist(),
+            sequence[own_operators].tolist(),
+            is_node[own_operators].tolist(),
+            times[launches].tolist(),
+        )
     return context
 
 

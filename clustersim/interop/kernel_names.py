@@ -40,10 +40,14 @@ _KIND_BY_KERNEL_KIND: Final[Mapping[KernelKind, GpuSpanKind]] = {
     KernelKind.SCAN: GpuSpanKind.ATTENTION,
 }
 _SIMULATED_NAME: Final = re.compile(rf"({'|'.join(kind.value for kind in KernelKind)})_[a-z0-9-]+::")
-_COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|deep_ep|deepep|hybrid_ep|nvshmem|all_reduce_kernel|onccl")
+_COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|^gloo:|deep_ep|deepep|hybrid_ep|nvshmem|all_reduce_kernel|onccl")
 _KIND_PATTERNS: Final = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
+        (r"l2norm_(fwd|bwd)", GpuSpanKind.NORM),
+        (r"causal_conv1d", GpuSpanKind.POINTWISE),
+        (r"chunk_(fwd|bwd|scan|state|gated|kda|gla|cumsum|local|scaled|delta|transform)|state_passing|bmm_chunk|"
+         r"recompute_w_u|prepare_wy|solve_tril|selective_scan|lightning_attn", GpuSpanKind.ATTENTION),
         (r"flash|fmha|attention|sdpa|fused_attn|attn_fwd|attn_bwd|compute_dot_do_o|convert_dq", GpuSpanKind.ATTENTION),
         (r"multi_tensor|adam|lamb(?!da)|adagrad|\bsgd|lpnorm|l2norm", GpuSpanKind.OPTIMIZER),
         (r"layer_?norm|rms_?norm|ln_(fwd|bwd)|gammabeta|batch_?norm|\bbn_(fw|bw)|group_?norm", GpuSpanKind.NORM),

@@ -21,6 +21,7 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, format_value
+from clustersim.interop.host_kernels import add_host_kernels
 from clustersim.interop.json_stream import JsonObjectStream, ReadProgress, no_progress
 from clustersim.interop.kernel_launches import KernelLaunches
 from clustersim.interop.kernel_names import make_span_label
@@ -28,6 +29,8 @@ from clustersim.interop.kineto_events import OPTIMIZER_MARKER, STEP_MARKER, Rank
 from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz")
+FAKE_BACKEND: Final = "fake"
+"""Backend of a process group whose collectives move nothing (torch.testing._internal.distributed.fake_pg)."""
 _SCHEMA_VERSION: Final = 1
 _HEADER_BYTES: Final = 2**20  # bytes within which `traceEvents` must begin
 
@@ -38,7 +41,7 @@ class ProfilerTraces:
 
     device_name: the GPU's own name, empty if no trace states it; has_shapes: whether input shapes were
     recorded; launches: of each rank's spans, in their order; producer: the program that wrote the traces, empty for
-    PyTorch's profiler.
+    PyTorch's profiler; backend: of the process group, such as `nccl`, empty where there is none.
     """
 
     source: str
@@ -48,6 +51,7 @@ class ProfilerTraces:
     has_shapes: bool
     launches: tuple[KernelLaunches, ...] = ()
     producer: str = ""
+    backend: str = ""
 
 
 def is_trace_path(path: Path) -> bool:
@@ -63,9 +67,13 @@ def is_trace_path(path: Path) -> bool:
         return False
 
 
-def read_traces(path: Path, progress: ReadProgress = no_progress) -> ProfilerTraces:
-    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem."""
-    return _combine_ranks(str(path), [_RankTrace.read(file, None, progress) for file in _trace_files(path)])
+def read_traces(path: Path, progress: ReadProgress = no_progress, *, on_host: bool = False) -> ProfilerTraces:
+    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem.
+
+    on_host: where nothing ran on a GPU, take the host's own operators for kernels.
+    """
+    traces = [_RankTrace.read(file, None, progress, on_host=on_host) for file in _trace_files(path)]
+    return _combine_ranks(str(path), traces)
 
 
 def parse_traces(source: str, contents: Iterable[tuple[Path, IO[bytes]]]) -> ProfilerTraces:
@@ -107,6 +115,7 @@ def _combine_ranks(source: str, traces: list["_RankTrace"]) -> ProfilerTraces:
         shapes,
         tuple(trace.kernel_launches() for trace in rank_traces),
         rank_traces[0].producer,
+        rank_traces[0].backend,
     )
 
 
@@ -136,10 +145,13 @@ class _RankTrace:
     events: RankEvents
     process_groups: Mapping[str, tuple[int, ...]]
     producer: str
+    backend: str
 
     @classmethod
-    def read(cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress) -> "_RankTrace":
-        """Read a file; opened: its content, else it is opened."""
+    def read(
+        cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress, *, on_host: bool = False
+    ) -> "_RankTrace":
+        """Read a file; opened: its content, else it is opened; on_host: as in `read_traces`."""
         stream, events = JsonObjectStream(file, "traceEvents", progress), RankEvents(file)
         for event in stream.elements(opened):
             events.add(event)
@@ -154,6 +166,9 @@ class _RankTrace:
             )
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        process_groups = dict(_process_groups(info))
+        if on_host and not len(events.gpu):
+            add_host_kernels(events, process_groups)
         trace = cls(
             file=file,
             rank=_non_negative_int(file, info, "rank", 0),
@@ -162,8 +177,9 @@ class _RankTrace:
             base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
             step_intervals=events.marks or _optimizer_intervals(events),
             events=events,
-            process_groups=dict(_process_groups(info)),
+            process_groups=process_groups,
             producer=str(content.get("producer", "")),
+            backend=str(info.get("backend", "")),
         )
         trace.require_valid()
         return trace

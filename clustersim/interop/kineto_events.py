@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +24,8 @@ GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset
 LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
 STEP_MARKER: Final = "ProfilerStep#"
 OPTIMIZER_MARKER: Final = "Optimizer.step#"
+GLOO_PREFIX: Final = "gloo:"
+_BARRIER: Final = "gloo:barrier"
 NO_ID: Final = -1
 """An id that an event lacks."""
 TraceEvent = Mapping[str, Any]
@@ -74,12 +77,24 @@ class Columns:
         return np.array(self._arrays[name], dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True)
+class HostCollective:
+    """A collective that the host ran: begin and end; elements: of its input; dtype: as PyTorch names it."""
+
+    name: str
+    interval: tuple[float, float]
+    thread: int
+    elements: int
+    dtype: str
+
+
 class RankEvents:
     """The events of one trace; times are microseconds.
 
     gpu: GPU events (name, arguments and category are indices into `labels`); launches: of the host, by
     correlation id; operators: of the host (name, dims: indices into `names` and `dims`; thread into `threads`);
-    marks: begin and end of annotated steps by their number; updates: begin and end of optimizer steps.
+    marks: begin and end of annotated steps by their number; updates: begin and end of optimizer steps;
+    host_collectives: those of Gloo.
     """
 
     def __init__(self, file: Path) -> None:
@@ -89,7 +104,7 @@ class RankEvents:
         self.operators = Columns(("start", "duration"), ("thread", "name", "dims", "sequence", "forward_thread", "id"))
         self.marks: dict[int, tuple[float, float]] = {}
         self.updates: list[tuple[float, float]] = []
-        self.has_cpu_kernels = False
+        self.host_collectives: list[HostCollective] = []
         self._labels, self._names, self._dims = _Interner(), _Interner(), _Interner()
         self._threads, self._ids = _Interner(), _Interner()
         self._categories: dict[Any, str] = {}
@@ -125,6 +140,19 @@ class RankEvents:
             self._add_launch(event)
         else:
             self._add_annotation(event, category)
+
+    def add_host_kernel(
+        self,
+        name: str,
+        interval: tuple[float, float],
+        ids: tuple[int, int, int],
+        arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Add a kernel that the host ran itself: start and duration; thread, correlation id and operator's id."""
+        (start, duration), (thread, correlation, operator) = interval, ids
+        label = self._labels.add((name, "kernel", str(arguments)), (name, "kernel", arguments))
+        self.gpu.append(start, duration, thread, correlation, operator, label)
+        self.launches.append(start, 0.0, correlation, thread)
 
     def _add_gpu_event(self, event: TraceEvent, category: str) -> None:
         arguments, name = event_arguments(event), str(event.get("name", ""))
@@ -177,6 +205,17 @@ class RankEvents:
             self.marks.setdefault(int(name.removeprefix(STEP_MARKER)), self._interval(event))
         elif name.startswith(OPTIMIZER_MARKER) and category == "user_annotation":
             self.updates.append(self._interval(event))
+        elif name.startswith(GLOO_PREFIX) and name != _BARRIER:
+            self._add_host_collective(event, name.removeprefix(GLOO_PREFIX))
+
+    def _add_host_collective(self, event: TraceEvent, name: str) -> None:
+        arguments = event_arguments(event)
+        dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+        shapes = dims if isinstance(dims, list) else []
+        sizes = [math.prod(shape) for shape in shapes if isinstance(shape, list) and _is_shape(shape)]
+        dtype = str(types[0]) if isinstance(types, list) and types else ""
+        collective = HostCollective(name, self._interval(event), self._thread(event), sum(sizes), dtype)
+        self.host_collectives.append(collective)
 
     def _interval(self, event: TraceEvent) -> tuple[float, float]:
         begin = read_microseconds(self.file, event, "ts")
@@ -211,6 +250,10 @@ def read_microseconds(file: Path, event: TraceEvent, key: str) -> float:
     return float(value)
 
 
+def _is_shape(value: Any) -> bool:
+    return all(type(size) is int for size in value)
+
+
 def lookup(keys: IntArray, values: FloatArray | IntArray, wanted: IntArray) -> tuple[Any, Any]:
     """For each wanted key the value of its last occurrence among keys, and whether it is there."""
     if not len(keys):
@@ -218,5 +261,5 @@ def lookup(keys: IntArray, values: FloatArray | IntArray, wanted: IntArray) -> t
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     position = np.searchsorted(ordered, wanted, side="right") - 1
-    found = (position >= 0) & (ordered[np.maximum(position, 0)] == wanted) & (wanted != NO_ID)
-    return np.asarray(values)[order][np.maximum(position, 0)], found
+    is_found = (position >= 0) & (ordered[np.maximum(position, 0)] == wanted) & (wanted != NO_ID)
+    return np.asarray(values)[order][np.maximum(position, 0)], is_found

@@ -21,29 +21,26 @@ Arguments = Mapping[str, tuple[str, ...]]
 _MISSPELLING_CUTOFF: Final = 0.9
 """Similarity above which a flag is taken for a misspelling of another."""
 _UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
-_STATE_SPACE: Final = "state-space layers are not modelled"
 _ENCODERS: Final = "encoders are not modelled"
+_HYBRID_SPECS: Final = ("mamba_stack_spec", "hybrid_stack_spec")
+"""Layers of `--spec` that the arguments of hybrid models describe."""
 _OFFLOAD: Final = "leave it out, and write it as training.offload in the scenario"
 _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
-    "spec": "layers of one's own are not known",
     "yaml-cfg": _UNREAD_FILE,
     "te-precision-config-file": _UNREAD_FILE,
     "kitchen-config-file": _UNREAD_FILE,
     "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
     "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
-    **dict.fromkeys(
-        ("hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "hybrid-mlp-ratio",
-         "is-hybrid-model", "mtp-hybrid-override-pattern"),
-        _STATE_SPACE,
-    ),
+    "mtp-hybrid-override-pattern": "multi-token prediction layers of several kinds are not modelled",
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),
-    "linear-attention-type": "linear attention is not modelled",
+    **dict.fromkeys(("bert-no-binary-head", "bert-load", "bert-embedder-type"), _ENCODERS),
+    **dict.fromkeys(("img-h", "img-w", "patch-dim"), "models of images are not modelled"),
     **dict.fromkeys(
-        ("experimental-attention-variant", "attention-output-gate", "enable-mhc-connections", "moe-latent-size",
+        ("enable-mhc-connections", "moe-latent-size",
          "mtp-use-repeated-layer", "retro-add-retriever", "vision-pretraining", "freeze-all-layers",
-         "fp32-residual-connection", "distribute-saved-activations", "hierarchical-context-parallel-sizes",
+         "fp32-residual-connection", "distribute-saved-activations",
          "hybrid-context-parallel", "tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards",
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
@@ -76,6 +73,10 @@ _IRRELEVANT_FLAGS: Final = re.compile(
 """Flags that do not change the step, or are defaults of what is simulated."""
 
 
+CP_KIND_BY_FLAG: Final[Mapping[str, str]] = {
+    "p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "two_dimensional",
+}  # fmt: skip
+"""Kinds of context parallelism, by --cp-comm-type."""
 LEGAL_VALUES: Final[Mapping[str, Sequence[str]]] = {
     "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "transformer-impl": ("local", "transformer_engine", "inference_optimized"),
@@ -156,6 +157,9 @@ class MegatronArguments:
         unsupported = next((name for name in self.arguments if name in _UNSUPPORTED_FLAGS), None)
         if unsupported is not None:
             raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
+        spec = self.arguments.get("spec", ())
+        if spec and not any(name in word for word in spec[-1:] for name in _HYBRID_SPECS):
+            raise self.error("spec", "layers of one's own are not known")
         for name, legal_values in LEGAL_VALUES.items():
             for value in self.arguments.get(name, ())[:1]:
                 if "\0" not in value and value not in legal_values:

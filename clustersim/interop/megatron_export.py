@@ -8,9 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import gcd
 from shlex import quote
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from clustersim.common.units import Bytes
+from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG
+from clustersim.interop.megatron_hybrid import has_pattern, hybrid_flags
 from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FLAGS, STRATEGY_BY_FLAG
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
 from clustersim.model.attention_spec import FullAttention, LatentAttention
@@ -19,8 +23,10 @@ from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_s
 from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers
+from clustersim.parallel.layout import Layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioConfig
@@ -39,21 +45,45 @@ _CUDA_GRAPH_FLAGS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
     ),
 }
 
+_LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
+    LossImplementation.FUSED: (("cross-entropy-loss-fusion",),),
+    LossImplementation.CUT_CROSS_ENTROPY: (("cross-entropy-loss-fusion",), ("cross-entropy-fusion-impl", "linear")),
+}
+
 
 def megatron_script(scenario: Scenario) -> str:
     """A script that launches the run with torchrun."""
-    groups = (
+    lines = [line for group in _flag_groups(scenario) for line in _wrap_lines(map(_format_flag, group))]
+    gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
+    command = (
+        f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
+        f"{'pretrain_hybrid.py' if has_pattern(scenario.model) else 'pretrain_gpt.py'}"
+    )
+    return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
+
+
+def primus_experiment(scenario: Scenario) -> str:
+    """An experiment of AMD's Primus with the same arguments as overrides; how many nodes it runs on it does not say."""
+    flags = [flag for group in _flag_groups(scenario) for flag in group]
+    overrides = {flag[0].replace("-", "_"): _primus_value(flag[1:]) for flag in flags}
+    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "overrides": overrides}
+    content = {"exp_name": "clustersim", "modules": {"pre_trainer": trainer}}
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=_LINE_WIDTH)
+
+
+def _primus_value(values: Flag) -> Any:
+    """The values of a flag as one of YAML: true for none, a list for several."""
+    plain = [int(value) if value.isdecimal() else value for value in values]
+    return True if not plain else plain[0] if len(plain) == 1 else plain
+
+
+def _flag_groups(scenario: Scenario) -> tuple[Iterable[Flag], ...]:
+    """The arguments of the model, of the layout, and of the training."""
+    return (
         _model_flags(scenario.model, scenario),
         _layout_flags(scenario),
         (*_training_flags(scenario), *_CUDA_GRAPH_FLAGS[scenario.framework.graph_capture]),
     )
-    lines = [line for group in groups for line in _wrap_lines(map(_format_flag, group))]
-    gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
-    command = (
-        f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
-        "pretrain_gpt.py"
-    )
-    return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
 
 
 def _wrap_lines(tokens: Iterable[str]) -> list[str]:
@@ -73,7 +103,7 @@ def _format_flag(flag: Flag) -> str:
 
 def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     layers = layer_specs(model.stack)
-    attention = layers[0].attention
+    attention = next((layer.attention for layer in layers if layer.attention is not None), None)
     moe_mlp = next((layer.moe for layer in layers if layer.moe is not None), None)
     dense_mlp = next(
         (layer_spec.mlp for layer_spec in layers if layer_spec.mlp is not None and layer_spec.moe is None),
@@ -91,6 +121,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
             yield from _window_flags(model)
         case LatentAttention() as latent:
             yield from _mla_flags(latent)
+    yield from hybrid_flags(model)
     yield from _layer_option_flags(model)
     yield from _vocab_flags(model, scenario.layout.tp)
     yield "seq-length", str(scenario.training.sequence)
@@ -112,7 +143,9 @@ def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[F
         yield ("add-qkv-bias",)
     if full.qk_norm is not None:
         yield ("qk-layernorm",)
-    if full.rotary_percent != 1.0:
+    if full.attention_output_gate:
+        yield ("attention-output-gate",)
+    if full.rotary_percent not in (0.0, 1.0):
         yield "rotary-percent", str(full.rotary_percent)
 
 
@@ -144,6 +177,9 @@ def _mla_flags(latent: LatentAttention) -> Iterator[Flag]:
 def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:
     norm = _flag_for(NORM_BY_FLAG, model.norm.value)
     positions = _flag_for(POSITIONS_BY_FLAG, model.positions.value)
+    attentions = model.distinct_attentions
+    if model.positions is PositionEncoding.ROTARY and not any(one.rotary_percent for one in attentions):
+        positions = "none"
     yield from [("normalization", norm)] if norm and norm != "LayerNorm" else []
     yield from [("position-embedding-type", positions)] if positions and positions != "learned_absolute" else []
     if not model.tied_embeddings:
@@ -201,6 +237,7 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
         "expert-model-parallel-size": layout.ep,
     }
     yield from ((name, str(size)) for name, size in sizes.items() if size > 1)
+    yield from _context_flags(layout)
     if layout.effective_etp != layout.tp:
         yield "expert-tensor-parallel-size", str(layout.effective_etp)
     yield from [("use-tp-pp-dp-mapping",)] if layout.order == ("tp", "cp", "pp", "dp") else []
@@ -219,6 +256,16 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
         overheads = scenario.training.overheads
         yield from ((flag,) for flag, key in ROUTING_FUSION_FLAGS.items() if not getattr(overheads, key))
     yield from _pipeline_flags(scenario) if layout.pp > 1 else ()
+
+
+def _context_flags(layout: Layout) -> Iterator[Flag]:
+    """How context-parallel ranks exchange what attention needs, where it is not the default, a ring."""
+    flag = _flag_for(CP_KIND_BY_FLAG, layout.cp_kind.value)
+    if layout.cp == 1 or layout.cp_kind is ContextParallelKind.RING or flag is None:
+        return
+    yield "cp-comm-type", flag
+    if layout.inner_ranks > 1:
+        yield "hierarchical-context-parallel-sizes", str(layout.inner_ranks), str(layout.cp // layout.inner_ranks)
 
 
 def _data_parallel_flags(scenario: Scenario) -> Iterator[Flag]:
@@ -315,7 +362,7 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
             yield "recompute-granularity", "selective"
             yield "recompute-modules", *sorted(module.value for module in modules)
     yield from [("attention-backend", "unfused")] if training.attention is AttentionBackend.STANDARD else []
-    yield from [("cross-entropy-loss-fusion",)] if training.loss is LossImplementation.FUSED else []
+    yield from _LOSS_FLAGS.get(training.loss, ())
     yield from _optimizer_flags(training.optimizer)
     yield from [("clip-grad", "0.0")] if not training.gradient_clipping else []
 

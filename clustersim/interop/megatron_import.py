@@ -15,12 +15,15 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
-from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG, MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_bridge import read_bridge_printout
+from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
-from clustersim.interop.shell.unknowns import HOLE, Decision
+from clustersim.interop.shell.unknowns import HOLE, Decision, Unknowns
 from clustersim.model.recipe_files import load_recipe
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.scenario.config.optimizer import OptimizerConfig
 
@@ -93,6 +96,13 @@ def import_yaml(
     return _import_trainings(yaml_trainings(text, source, context, kind), source, cluster, gpu_count, context)
 
 
+def import_bridge(text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext) -> ImportResult:
+    """The scenario of a configuration that Megatron-Bridge prints; else as `import_megatron`."""
+    training = LaunchedTraining(read_bridge_printout(text, source), None, 1)
+    trainings = ScriptTrainings((training,), Unknowns(), is_table=True)
+    return _import_trainings(trainings, source, cluster, gpu_count, context)
+
+
 def _import_trainings(
     trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
@@ -103,7 +113,7 @@ def _import_trainings(
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
-            shell_words = group_by_flag(training.shell_words)
+            shell_words = with_pattern_layers(group_by_flag(training.shell_words))
             parsed = MegatronArguments(shell_words, source, trainings.unknowns, context)
             result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
             alternatives.append(_Alternative(training, result))
@@ -253,11 +263,11 @@ _LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "seq
 
 def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     tp = parsed.positive_integer("tensor-model-parallel-size")
-    _require_ring_attention(parsed)
     is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
         "cp": parsed.positive_integer("context-parallel-size"),
+        **_context_config(parsed),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
         "etp": (parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 else None))
@@ -282,11 +292,19 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     return layout | _dispatcher_config(parsed) | ({} if layer_split is None else {"layers_per_stage": layer_split})
 
 
-def _require_ring_attention(parsed: MegatronArguments) -> None:
-    """Raise InputError for context parallelism other than ring attention."""
-    unsupported = next((kind for kind in parsed.values("cp-comm-type") if kind != "p2p"), None)
-    if unsupported is not None and parsed.positive_integer("context-parallel-size") > 1:
-        raise parsed.error("cp-comm-type", f"{unsupported!r} is not modelled; rings alone are, p2p")
+def _context_config(parsed: MegatronArguments) -> dict[str, Any]:
+    """How context-parallel ranks exchange what attention needs; the same in all layers."""
+    kinds, sizes = parsed.values("cp-comm-type"), parsed.values("hierarchical-context-parallel-sizes")
+    if parsed.positive_integer("context-parallel-size") == 1:
+        return {}
+    if len(set(kinds)) > 1:
+        raise parsed.error("cp-comm-type", "kinds that differ by layer are not modelled; write one")
+    kind = parsed.choice("cp-comm-type", CP_KIND_BY_FLAG, "p2p")
+    if kind != ContextParallelKind.TWO_DIMENSIONAL.value:
+        return {} if kind == ContextParallelKind.RING.value else {"cp_kind": kind}
+    if len(sizes) != 2 or not sizes[0].isdecimal():
+        raise parsed.error("hierarchical-context-parallel-sizes", "a2a+p2p needs two sizes, such as 4 2")
+    return {"cp_kind": kind, "cp_inner": int(sizes[0])}
 
 
 def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: ZeroSettings | None) -> Any:
@@ -345,6 +363,9 @@ def _layer_split(parsed: MegatronArguments) -> Any:
     layout_string = parsed.text("pipeline-model-parallel-layout")
     if layout_string is not None:
         return layout_string
+    hybrid_split = hybrid_stages(parsed)
+    if hybrid_split is not None:
+        return hybrid_split
     end_layers = {
         "first": parsed.integer("decoder-first-pipeline-num-layers"),
         "last": parsed.integer("decoder-last-pipeline-num-layers"),
@@ -374,6 +395,9 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
     layout_string = parsed.text("pipeline-model-parallel-layout")
     if layout_string is not None:
         stage_count = len(_parse_layout_string(parsed, layout_string)) // pp
+    hybrid_split = hybrid_stages(parsed)
+    if hybrid_split is not None:
+        stage_count = len(hybrid_split) // pp
     if layers_per_stage:
         stage_count = parsed.required_integer("num-layers") // (pp * layers_per_stage)
     group_size = parsed.positive_integer("microbatch-group-size-per-virtual-pipeline-stage", pp)

@@ -21,7 +21,7 @@ from clustersim.interop.shell.unknowns import HOLE, Choice, Decision, Unknowns
 
 _MAX_ALTERNATIVES: Final = 256
 _UNSUPPORTED: Final = re.compile(
-    r"pretrain_(bert|t5|ict|mamba|hybrid|retro|vlm|vision|biencoder|realm|image|multimodal|mimo)\w*|train_rl|main|setup|"
+    r"pretrain_(bert|t5|ict|retro|vlm|vision|biencoder|realm|image|multimodal|mimo)\w*|train_rl|main|setup|"
     r"run_(bert|t5|text|mamba)\w*|"
     r"\w*(generat|inference|infer_|preprocess|convert|hf2|2hf|mg2|2mg|eval|export|quanti|prun|checkpoint|ckpt|download|"
     r"tokeniz|server|client|mmlu|dataset|prepare|merge|retriev|filter|report|test_|huggingface|analyz|create_|embeddings)\w*|msdp|arguments|check\w*|ptq|validate"

@@ -17,6 +17,7 @@ from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
 from clustersim.interop.deepspeed_config import fork_experts, is_deepspeed_fork
 from clustersim.interop.megatron_arguments import MegatronArguments
+from clustersim.interop.megatron_hybrid import hybrid_config
 
 NORM_BY_FLAG: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 POSITIONS_BY_FLAG: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
@@ -72,7 +73,9 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mtp_layers": parsed.integer("mtp-num-layers"),
         **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
+        "attention_output_gate": parsed.has("attention-output-gate") or None,
     }
+    model |= hybrid_config(parsed, hidden)
     if model["mla"]:  # MLA has its own heads, norms and biases
         model |= dict.fromkeys(("kv_heads", "head_dim", "qkv_bias", "qk_norm", "rotary_percent", "attention_sinks"))
     return {key: value for key, value in model.items() if value is not None}
@@ -120,7 +123,8 @@ def _known_tokenizer(parsed: MegatronArguments, extra: int) -> _Tokenizer:
     table = _tokenizer_table()
     types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
     given = [value[0] for value in types if value]
-    given += ["GPT2BPETokenizer"] if "vocab-file" in parsed.arguments and given in ([], ["GPT2BPETokenizer"]) else []
+    is_bpe = {"vocab-file", "merge-file"} <= {*parsed.arguments}  # BERT's has no merges
+    given += ["GPT2BPETokenizer"] if is_bpe and not given else []
     for name in given:
         if (tokenizer := _tokenizer_of_type(name, extra)) is not None:
             return tokenizer

@@ -6,7 +6,7 @@ step are refused.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,9 @@ from clustersim.interop.shell.unknowns import Unknowns
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_]\w*)(?::-?([^{}]*))?\}")
 _MAX_EXTENDS: Final = 8
 _MAX_PARENTS: Final = 6
+_MAX_DIGITS: Final = 12
+_LIST: Final = re.compile(r"\[\s*[\w.-]+(?:\s*,\s*[\w.-]+)*\s*\]")
+"""A list without quotes, as a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def _flags(file: _YamlFile, values: Mapping[str, object]) -> Iterator[str]:
             continue
         yield f"--{name.lstrip('-').replace('_', '-')}"
         if text not in ("True", "true"):
-            yield from value_words(text, name)
+            is_list = _LIST.fullmatch(text) and not re.search(r"\d", text)
+            yield from re.findall(r"[\w.-]+", text) if is_list else value_words(text, name)
 
 
 # MODEL_ARGS
@@ -121,25 +125,56 @@ def _read_primus(file: _YamlFile) -> YamlArguments:
     trainer = file.content["modules"]["pre_trainer"]
     framework = trainer.get("framework", "megatron")
     if framework != "megatron":
-        raise file.error("modules.pre_trainer.framework", f"{framework!r} is not read; megatron is")
-    values: dict[str, Any] = {}
-    model = trainer.get("model")
-    if model is not None:
-        values |= _primus_model(file, str(file.expanded(model)))
-    overrides = trainer.get("overrides") or {}
-    if not isinstance(overrides, Mapping):
-        raise file.error("modules.pre_trainer.overrides", "is no mapping of arguments to values")
-    values |= overrides
+        raise file.error("modules.pre_trainer.framework", f"{framework!r} is not read; megatron and torchtitan are")
+    if trainer.get("trainer_class"):
+        raise file.error("modules.pre_trainer.trainer_class", f"{trainer['trainer_class']}: its step is not known")
+    values: dict[str, Any] = {**_primus_base(file, trainer, "megatron"), **_primus_overrides(file, trainer)}
     if values.pop("add_bias_linear", True) is False:
         values["disable_bias_linear"] = True
     return YamlArguments(tuple(_flags(file, values)), None, file.unknowns)
 
 
-def _primus_model(file: _YamlFile, name: str) -> dict[str, Any]:
+def primus_job(text: str, source: str, context: ImportContext) -> Mapping[str, Any] | None:
+    """The sections of torchtitan's job that a file of Primus has; None: it is of another framework."""
+    content = _mapping(text, source)
+    file = _YamlFile(content, source, context, Unknowns())
+    trainer = content["modules"]["pre_trainer"] if _is_primus(content) else {}
+    if trainer.get("framework") != "torchtitan":
+        return None
+    sections = {
+        name: value for name, value in _primus_base(file, trainer, "torchtitan").items() if isinstance(value, Mapping)
+    }
+    for name, value in _primus_overrides(file, trainer).items():
+        if isinstance(value, Mapping):
+            sections[name] = {**sections.get(name, {}), **value}
+    return {
+        name: {key: _number(file.expanded(value)) for key, value in section.items() if value is not None}
+        for name, section in sections.items()
+    }
+
+
+def _number(value: Any) -> Any:
+    """A value of a file, a text of digits as a number: so are variables that a shell sets."""
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < _MAX_DIGITS else value
+
+
+def _primus_base(file: _YamlFile, trainer: Mapping[str, Any], framework: str) -> dict[str, Any]:
+    model = trainer.get("model")
+    return {} if model is None else _primus_model(file, str(file.expanded(model)), framework)
+
+
+def _primus_overrides(file: _YamlFile, trainer: Mapping[str, Any]) -> Mapping[str, Any]:
+    overrides = trainer.get("overrides") or {}
+    if not isinstance(overrides, Mapping):
+        raise file.error("modules.pre_trainer.overrides", "is no mapping of arguments to values")
+    return overrides
+
+
+def _primus_model(file: _YamlFile, name: str, framework: str) -> dict[str, Any]:
     """The model's arguments, in a file of Primus' checkout above this one."""
     directory = file.context.directory
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
-    folders = ("primus/configs/models/megatron", "models/megatron", "")
+    folders = (f"primus/configs/models/{framework}", f"models/{framework}", "")
     path = next((one for parent in parents for folder in folders if (one := parent / folder / name).is_file()), None)
     if path is None:
         raise file.error(
@@ -361,8 +396,3 @@ _KINDS: Final[Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], Callable[[
     "gpt-neox": (_is_neox, _read_neox),
 }
 """Whether a content is of a kind, and its reader."""
-
-
-def yaml_programs() -> Sequence[str]:
-    """The programs whose YAML files are read."""
-    return tuple(_KINDS)

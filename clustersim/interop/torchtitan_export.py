@@ -13,7 +13,13 @@ from clustersim.common.errors import InputError
 from clustersim.interop.export import scenario_label
 from clustersim.interop.model_equivalence import differing_fields, has_experts
 from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_model, matching_flavor
-from clustersim.interop.torchtitan_import import LINEAR_CONVERTERS, MX_RECIPE, RECIPE_BY_NAME, RESHARD_BY_NAME
+from clustersim.interop.torchtitan_import import (
+    CP_KIND_BY_METHOD,
+    LINEAR_CONVERTERS,
+    MX_RECIPE,
+    RECIPE_BY_NAME,
+    RESHARD_BY_NAME,
+)
 from clustersim.interop.torchtitan_pipeline import (
     MODULES_KEY,
     SCHEDULES,
@@ -32,6 +38,7 @@ from clustersim.model.training import (
 from clustersim.model.transformer import TransformerModel
 from clustersim.parallel import layer_partition
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
+from clustersim.parallel.layout import Layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioConfig
@@ -49,11 +56,16 @@ def torchtitan_toml(scenario: Scenario) -> str:
         "training": _training_table(scenario),
         "parallelism": _parallelism_table(scenario),
         "activation_checkpoint": _activation_checkpoint_table(scenario),
-        "optimizer": {"implementation": _optimizer_implementation(scenario)},
+        "optimizer": _optimizer_table(scenario),
         "compile": _compile_table(scenario),
         **_quantize_tables(scenario),
     }
     return "\n".join(_format_table(name, table) for name, table in tables.items())
+
+
+def _optimizer_table(scenario: Scenario) -> TomlTable:
+    in_backward = {"early_step_in_backward": True} if scenario.training.optimizer_in_backward else {}
+    return {"implementation": _optimizer_implementation(scenario), **in_backward}
 
 
 def _format_table(name: str, table: TomlTable) -> str:
@@ -144,10 +156,18 @@ def _parallelism_table(scenario: Scenario) -> TomlTable:
         "tensor_parallel_degree": layout.tp,
         "enable_async_tensor_parallel": layout.tp_comm_overlap,
         "context_parallel_degree": layout.cp,
+        **_context_keys(layout),
         "pipeline_parallel_degree": layout.pp,
         **(_pipeline_keys(scenario) if layout.pp > 1 else {}),
         **(_moe_keys(scenario) if has_experts(scenario.model) else {}),
     }
+
+
+def _context_keys(layout: Layout) -> TomlTable:
+    methods = {kind: method for method, kind in CP_KIND_BY_METHOD.items()}
+    if layout.cp == 1 or layout.cp_kind.value not in methods:
+        return {}
+    return {"context_parallel_rotate_method": methods[layout.cp_kind.value]}
 
 
 def _data_parallel_keys(scenario: Scenario) -> TomlTable:

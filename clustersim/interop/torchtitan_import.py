@@ -20,11 +20,13 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
-from clustersim.interop.torchtitan_sources import read_job
+from clustersim.interop.torchtitan_sources import JobContent, read_job
 from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
+CP_KIND_BY_METHOD: Final = {"allgather": "all_gather", "alltoall": "ring"}
+"""Kinds of context parallelism by `context_parallel_rotate_method`; alltoall sends blocks on, one at a time."""
 RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
 MX_RECIPE: Final = "mxfp8-torchao"
 RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
@@ -76,7 +78,11 @@ def import_torchtitan(
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
     job, inconsistent degrees, and a step that cannot be expressed.
     """
-    content = read_job(text, source, context)
+    return import_job(read_job(text, source, context), source, cluster, gpu_count)
+
+
+def import_job(content: JobContent, source: str, cluster: str, gpu_count: int | None) -> ImportResult:
+    """The scenario of a job's sections; else as `import_torchtitan`."""
     config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)
@@ -175,6 +181,8 @@ def _layout_config(
     defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tp_comm_overlap": False, "data": None}
     if degrees.cp == 1:
         config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
+    else:
+        layout["cp_kind"] = config.choice("parallelism", "context_parallel_rotate_method", CP_KIND_BY_METHOD)
     changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
     experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
     return changed | ({"async_tensor_model_parallel_allreduce": False} if degrees.tp > 1 else {}) | experts
@@ -262,7 +270,7 @@ def _training_config(
         "loss": "compiled" if config.boolean("compile", "enable") and "loss" in components else "torch",
         "fused": _fused_kernels(config, is_compiled=is_compiled),
     }
-    _require_adam(config)
+    training |= _optimizer_config(config)
     offloads = config.boolean("training", "enable_cpu_offload")
     return training | ({"offload": {"parameters": True}} if offloads else {})
 
@@ -275,10 +283,11 @@ def _fused_kernels(config: TorchtitanConfig, *, is_compiled: bool) -> list[str]:
     return [kind.value for kind in (*layers, *optimizer)]
 
 
-def _require_adam(config: TorchtitanConfig) -> None:
+def _optimizer_config(config: TorchtitanConfig) -> dict[str, bool]:
+    """Adam's updates in backward, where no gradients are left to be clipped (`OptimizersInBackwardContainer`)."""
     config.choice("optimizer", "name", dict.fromkeys(("Adam", "AdamW"), ""))
-    if config.boolean("optimizer", "early_step_in_backward"):
-        raise config.error("optimizer", "early_step_in_backward", "an optimizer inside backward is not modelled")
+    in_backward = config.boolean("optimizer", "early_step_in_backward")
+    return {"optimizer_in_backward": True, "gradient_clipping": False} if in_backward else {}
 
 
 def _precision_config(config: TorchtitanConfig) -> dict[str, str]:

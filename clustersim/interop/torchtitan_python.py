@@ -14,7 +14,8 @@ from typing import Any, Final
 from clustersim.common.errors import InputError, suggest_nearest
 
 _MAX_TEXT: Final = 400_000
-_MAX_CALLS: Final = 8
+_MAX_DEPTH: Final = 8
+_MAX_CALLS: Final = 64
 _OPERATORS: Final = {
     ast.Mult: operator.mul,
     ast.Add: operator.add,
@@ -113,11 +114,13 @@ class _Reader:
     def __init__(self, source: str, functions: Mapping[str, ast.FunctionDef], constants: Mapping[str, Any]) -> None:
         self._source, self._functions, self._constants = source, functions, constants
         self.remarks: list[str] = []
+        self._calls = 0
 
     def call(self, name: str, depth: int) -> PythonSection:
         """The section that a function returns."""
-        if depth > _MAX_CALLS:
-            raise InputError(f"{self._source}: jobs are made of each other more than {_MAX_CALLS} deep")
+        self._calls += 1
+        if depth > _MAX_DEPTH or self._calls > _MAX_CALLS:
+            raise InputError(f"{self._source}: {name} is made of too many other jobs, or of itself")
         names = dict(self._constants)
         for statement in self._functions[name].body:
             if isinstance(statement, ast.Return):
@@ -182,6 +185,7 @@ class _Reader:
 
     def _value(self, node: ast.expr | None, names: Mapping[str, Any], depth: int) -> Any:
         """The value of an expression; `NotRead` for what is no literal."""
+        read_value: Any
         match node:
             case ast.Constant(value=value):
                 read_value = value

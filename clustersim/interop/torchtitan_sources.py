@@ -8,7 +8,6 @@ torchtitan/config/configs.py, trainer.py, components/quantization, distributed/a
 import ast
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import parse_toml
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.torchtitan_python import NotRead, PythonSection, read_python_job, unread_values
 
@@ -87,9 +87,9 @@ def read_job(text: str, source: str, context: ImportContext) -> JobContent:
         return _read_python(text, source, context.definitions.get(_CONFIG))
     _require_no_definitions(context, source, "a job file")
     try:
-        return JobContent(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: is not TOML: {error}") from None
+        return JobContent(parse_toml(text))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def _require_no_definitions(context: ImportContext, source: str, kind: str) -> None:

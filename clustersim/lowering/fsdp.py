@@ -155,10 +155,11 @@ class FsdpLowering:
 
     def _add_gather(self, builder: RankProgramBuilder, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         depends_on = () if builder.last_compute is None else (builder.last_compute,)
-        is_regather = kind is not ActionKind.FORWARD
-        return builder.gather_parameters(
-            f"gather {unit.name}", _unit_parameters(builder, unit), depends_on, is_regather=is_regather
-        )
+        is_regather, parameters = kind is not ActionKind.FORWARD, _unit_parameters(builder, unit)
+        gathers = builder.gather_parameters(f"gather {unit.name}", parameters, depends_on, is_regather=is_regather)
+        if is_regather or not builder.plan.training.reference_model:
+            return gathers
+        return *gathers, *builder.gather_parameters(f"gather reference {unit.name}", parameters, depends_on)
 
     def _add_reduction(self, builder: RankProgramBuilder, stage_pass: StagePass, unit: Unit, task: int) -> None:
         """Reduce the gradients of a unit, which are complete after a task."""

@@ -10,7 +10,8 @@ transformer_engine/pytorch/cpu_offload.py).
 
 The optimizer's gradients are copied out, updated and copied back in layer-sized slices, so that the copies
 overlap CPU work (Megatron-LM's `--overlap-cpu-optimizer-d2h-h2d`; Ren et al. 2021, arXiv:2101.06840,
-section 5). They are copied out when all are reduced, as the norm is known only then, unless the host holds
+section 5), or one slice after the other (`HostUpdate.SEQUENTIAL`, DeepSpeed).
+They are copied out when all are reduced, as the norm is known only then, unless the host holds
 all gradients: then each unit's are copied after its backward, or after their reduction, and the host
 computes the norm (ZeRO-Offload). Weights come back in the format in which they are stored, and the next
 step waits for them (no delayed parameter update). Shards on the host are copied where they are gathered and

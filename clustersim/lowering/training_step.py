@@ -39,7 +39,9 @@ from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradient
 from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
+from clustersim.model.offload import HostUpdate
 from clustersim.model.operators import DENSE, EXPERTS
+from clustersim.model.optimizer_kernels import separate_pass_bytes
 from clustersim.model.optimizers import AnyOptimizer, Muon
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import ALL_FUSED, Training
@@ -415,9 +417,12 @@ def _add_host_updates(
 ) -> Iterator[int]:
     """Update the host's share of the parameters in slices; yield the tasks after which weights are there."""
     offload = builder.plan.training.offload
+    is_sequential = offload.update is HostUpdate.SEQUENTIAL
+    previous: tuple[int, ...] = ()
     for training, count in (update for update in updates if update[1] and offload.states is not None):
         slice_parameters, formats = offload.share * count / slice_count, training.recipe.weight_formats
         (kernel,) = optimizer_step_kernels(replace(training, fused=ALL_FUSED), slice_parameters)
+        update_bytes = kernel.bytes + is_sequential * slice_parameters * separate_pass_bytes(formats)
         for _ in range(slice_count):
             inputs = depends_on
             if not offload.offloads_gradients:
@@ -426,11 +431,14 @@ def _add_host_updates(
                         HostOpKind.D2H, "offload gradients", slice_parameters * formats.gradients.bytes, depends_on
                     ),
                 )
-            task = builder.host_tasks.add_host_op(HostOpKind.ON_HOST, "optimizer on the host", kernel.bytes, inputs)
+            task = builder.host_tasks.add_host_op(
+                HostOpKind.ON_HOST, "optimizer on the host", update_bytes, (*inputs, *previous)
+            )
             if not offload.offloads_shards:
                 task = builder.host_tasks.add_host_op(
                     HostOpKind.H2D, "fetch weights", slice_parameters * formats.stored.bytes, (task,)
                 )
+            previous = (task,) if is_sequential else ()
             yield task
 
 

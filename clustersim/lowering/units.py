@@ -4,7 +4,8 @@ A unit is what FSDP gathers at once and what a layer-wise timeline shows: the em
 head (final norm, logits, loss). Full recomputation runs a layer's forward again before its backward;
 selective recomputation only some of its modules (or all operations but those whose outputs are saved). Both
 run to the end or, with `training.early_stop`, until everything that backward needs is there. The embedding
-and the head are never recomputed. Where backward is split, recomputation comes before the input gradients.
+and the head are never recomputed. A reference model's forward runs unit by unit with the model's, where frameworks run
+one pass after the other. Where backward is split, recomputation comes before the input gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -124,7 +125,7 @@ class UnitBuilder:
         spec = layer_run.layers.spec
         layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
         recomputed = self._recomputed_operations(layer, sharding, recomputed=layer_run.recomputed)
-        unit = self._offload_unreduced(_build_unit("layer", layer, sharding, recomputed))
+        unit = self._offload_unreduced(self._with_reference(_build_unit("layer", layer, sharding, recomputed)))
         if not layer_run.offloaded:
             return unit
         return _offload_activations(unit, Activations(self.plan).layer_bytes_of(layer_run))
@@ -144,14 +145,20 @@ class UnitBuilder:
     def embedding_unit(self, layer: LayerOperators) -> Unit:
         """Unit of an embedding."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
-        return self._offload_unreduced(_build_unit("embedding", layer, sharding, []))
+        return self._offload_unreduced(self._with_reference(_build_unit("embedding", layer, sharding, [])))
 
     def head_unit(self, layer: LayerOperators) -> Unit:
         """Unit of an output head."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
         unit = _build_unit("head", layer, sharding, [])
         reductions = (1 + self.plan.model.mtp_layers) * sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
-        return self._offload_unreduced(replace(unit, forward=(*unit.forward, *reductions), is_head=True))
+        return self._offload_unreduced(
+            self._with_reference(replace(unit, forward=(*unit.forward, *reductions), is_head=True))
+        )
+
+    def _with_reference(self, unit: Unit) -> Unit:
+        """The unit with the forward of the reference model's, if there is one, before its own."""
+        return replace(unit, forward=(*unit.forward, *unit.forward)) if self.plan.training.reference_model else unit
 
     def _offload_unreduced(self, unit: Unit) -> Unit:
         """The unit; its gradients are offloaded after its backward if the plan offloads unreduced gradients."""

@@ -16,7 +16,7 @@ are freed after the optimizer's step, so that a step's only backward creates the
 the shards of FSDP are its master weights: there is no copy in the compute format but the gathered one. Gradients of
 which the optimizer reads a higher-precision copy are held in that form, too: the copy is replaced in the next
 step only (Megatron-LM, `_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer`
-has added to its sums, until the next backward.
+has added to its sums, until the next backward. Where the optimizer runs in backward, those of one unit exist at a time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,7 @@ from clustersim.model.operators import EXPERTS, LayerOperators
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.quantization import cached_weight_bytes
-from clustersim.parallel.data_parallel_strategy import FullyShard, Zero2
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -83,11 +83,13 @@ class Footprint:
         stages, group_counts = self.plan.stages_on_rank(pipeline_rank), self._parameters_by_group(pipeline_rank)
         bucket_bytes = sum(self._largest_bucket(group, stages) for group, _ in group_counts)
         sizes_and_counts = [(self.bytes_per_parameter(group), count) for group, count in group_counts]
+        sharded = {
+            category: sum(count * sizes[category] for sizes, count in sizes_and_counts)
+            for category in SHARDED_CATEGORIES
+        }
+        sharded[MemoryCategory.GRADIENTS] += self.updated_gradient_bytes(stages)
         return {
-            **{
-                category: sum(count * sizes[category] for sizes, count in sizes_and_counts)
-                for category in SHARDED_CATEGORIES
-            },
+            **sharded,
             MemoryCategory.COPIES: self.low_precision_copy_bytes(stages),
             MemoryCategory.GATHERED: self.gathered_bytes(stages),
             MemoryCategory.OFFLOAD: Activations(self.plan).offload_buffer_bytes(stages) + self.in_transit_bytes(stages),
@@ -96,6 +98,23 @@ class Footprint:
             MemoryCategory.COMMUNICATION: self.communicator_count * self.framework.communicator_bytes,
             MemoryCategory.CONTEXT: self.context_bytes,
         }
+
+    def updated_gradient_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
+        """Bytes of the gradients of one unit, where each is updated and freed while backward runs.
+
+        Where backward creates gradients (FSDP), the buffer that they are reduced from holds those of a unit.
+        """
+        is_counted = self.creates_gradients and self.plan.layout.data.shards_parameters
+        if is_counted or not self.plan.training.optimizer_in_backward:
+            return 0.0
+        units = (unit for stage in stages for unit in self.plan.stage_units(stage))
+        widths = {
+            group.name: group.formats.gradients.bytes / self._shard_count(group, 2)
+            for group in self.plan.trained_groups
+        }
+        return max(
+            sum(unit.parameters_by_group.get(name, 0) * width for name, width in widths.items()) for unit in units
+        )
 
     def low_precision_copy_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
         """Bytes of the weights' copies in the matmul format, over some stages."""
@@ -174,6 +193,8 @@ class Footprint:
             if self.plan.training.offload.offloads_shards
             else self._stored_format(group).bytes / self._shard_count(group, 3)
         )
+        if self.plan.training.reference_model and self.plan.training.lora is None:
+            stored += group.formats.stored.bytes / self._shard_count(group, 3)
         return (
             stored
             if group.secondary_group is None
@@ -215,7 +236,7 @@ class Footprint:
 
     def _kept_gradient_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of gradient per parameter; 0 for frozen ones, and for those offloaded to the host."""
-        if not group.is_trained or self.plan.offloads_unreduced_gradients:
+        if not group.is_trained or self.plan.offloads_unreduced_gradients or self.plan.training.optimizer_in_backward:
             return 0.0
         if self.plan.accumulates_full_gradients and not self.frees_reduced_gradients:
             return group.formats.gradients.bytes
@@ -310,6 +331,9 @@ class Footprint:
     def bucket_bytes(self, group: ParameterGroup, count: float, *, is_first: bool) -> Bytes:
         """Bytes of the ZeRO-2 bucket in which `count` unsharded gradients of a group wait for their reduction.
 
+        Where gradients are reduced once, a bucket of all is reduced in place, as ZeRO-1's are: beside the kept shard it
+        is the rest of them, so ZeRO-2 never holds more than ZeRO-1.
+
         is_first: whether the stage is the first pipeline rank's first.
         """
         match self.plan.layout.data:
@@ -318,7 +342,9 @@ class Footprint:
             ):
                 width = group.formats.gradients.bytes
                 ranks = self.plan.layout.group_size(DP_GROUP)
-                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), count * width)
+                is_repeated = self.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
+                most = count * (width if is_repeated else width - self._kept_gradient_bytes(group))
+                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), most)
         return 0.0
 
     @property

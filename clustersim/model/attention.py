@@ -52,17 +52,25 @@ def causal_factor(shape: AttentionShape) -> float:
 
     The same under context parallelism (fewer queries than keys): a rank holds one chunk from the front and
     its mirror chunk from the back (zigzag, Llama 3 section 3.3.2), which on average attend to exactly the
-    mean number of keys. With a window only the front of the sequence attends to fewer keys, so all ranks but
+    mean number of keys. Consecutive queries (`trailing`) are those of the last rank, which attends to most:
+    (2 - 1 / cp) times the mean. With a window only the front of the sequence attends to fewer keys, so all ranks but
     the first do (w - 1) / (2 keys) more work.
     """
+    if shape.packed is not None:
+        return (shape.packed.mean if shape.causal else shape.packed.full) / shape.key
     if not shape.causal:
         return 1.0
-    return mean_attended_keys(shape.key, shape.window) / shape.key
+    if not shape.trailing:
+        return mean_attended_keys(shape.key, shape.window) / shape.key
+    before = shape.key - shape.query
+    attended = [keys * mean_attended_keys(keys, shape.window) if keys else 0.0 for keys in (shape.key, before)]
+    return (attended[0] - attended[1]) / (shape.query * shape.key)
 
 
 def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:
-    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, limited to the window."""
-    return kernel.flops / causal_factor(shape) * (max_attended_keys(shape.key, shape.window) / shape.key)
+    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, within window and documents."""
+    full_keys = max_attended_keys(shape.key, shape.window) if shape.packed is None else shape.packed.full
+    return kernel.flops / causal_factor(shape) * (full_keys / shape.key)
 
 
 def flash_forward_flops(shape: AttentionShape) -> float:

@@ -76,6 +76,10 @@ class SoftmaxAttention(Mixer):
         def causal(self) -> bool:
             """Whether a token attends only to those before it."""
 
+        @property
+        def qk_norm(self) -> QkNorm | None:
+            """How queries and keys are normalized, if they are."""
+
     def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
         """Twelve per query width (mean of query and value width) and key that counts for each query."""
         is_full = convention is AttentionFlopConvention.FULL or not self.causal
@@ -85,6 +89,11 @@ class SoftmaxAttention(Mixer):
     def kv_width(self, tp: int) -> int:
         """Elements per token of keys and values on one of tp ranks: at least one head's."""
         return max(1, self.kv_heads // tp) * (self.head_dim + self.v_head_dim)
+
+    def exchanged_widths(self, tp: int, ranks: int) -> tuple[int, int]:
+        """Elements per token of queries, keys and values, one head of these for each rank at least; and of outputs."""
+        heads, kv_heads = self.heads // tp, max(1, self.kv_heads // tp, ranks)
+        return heads * self.head_dim + kv_heads * (self.head_dim + self.v_head_dim), heads * self.v_head_dim
 
     @property
     def sharded_sizes(self) -> tuple[ShardedSize, ...]:
@@ -101,7 +110,9 @@ class FullAttention(SoftmaxAttention):
     them, a token attends to (None: all before it); rotary_percent: fraction of each head with rotary positions,
     where the model has these (0: none in this layer, NoPE); attn_logit_softcapping: scores are capped by a tanh
     (Gemma 2); attention_sinks: every head has a learned score that takes part in the softmax and weights no
-    value (gpt-oss); causal: a token attends to those before it, else to all (encoders, diffusion transformers).
+    value (gpt-oss); causal: a token attends to those before it, else to all (encoders, diffusion transformers);
+    attention_output_gate: the core's output is multiplied by the sigmoid of a gate, which is projected with the
+    queries and as wide as they (Qwen3-Next).
     """
 
     label: ClassVar[str] = "attention"
@@ -116,6 +127,7 @@ class FullAttention(SoftmaxAttention):
     attn_logit_softcapping: bool = False
     attention_sinks: bool = False
     causal: bool = True
+    attention_output_gate: bool = False
 
     @property
     def v_head_dim(self) -> int:
@@ -128,13 +140,18 @@ class FullAttention(SoftmaxAttention):
         return self.heads * self.head_dim
 
     @property
+    def gate_width(self) -> int:
+        """Dimensions of the output gate; 0 without one."""
+        return self.query_width if self.attention_output_gate else 0
+
+    @property
     def key_width(self) -> int:
         """Dimensions of all heads' keys, or values."""
         return self.kv_heads * self.head_dim
 
     def matrix_elements(self, hidden: int) -> int:
-        """Queries, keys, values and output."""
-        return 2 * hidden * (self.query_width + self.key_width)
+        """Queries, keys, values and output, and the output gate."""
+        return 2 * hidden * (self.query_width + self.key_width) + hidden * self.gate_width
 
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:
         """Matrices, biases, sinks and the norms of queries and keys."""
@@ -151,7 +168,7 @@ class FullAttention(SoftmaxAttention):
     def projection_sizes(self, hidden: int) -> Mapping[Projection, tuple[int, int]]:
         """Queries, keys, values and output."""
         return {
-            Projection.Q: (hidden, self.query_width),
+            Projection.Q: (hidden, self.query_width + self.gate_width),
             Projection.K: (hidden, self.key_width),
             Projection.V: (hidden, self.key_width),
             Projection.O: (self.query_width, hidden),

@@ -19,10 +19,17 @@ attention counts as usual.
 """
 
 from clustersim.common.units import Flop
+from clustersim.model.documents import PackedBatch
+from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.training import Training
-from clustersim.model.transformer import TransformerModel, adapter_parameter_count, matrix_parameter_count
+from clustersim.model.transformer import (
+    TransformerModel,
+    adapter_parameter_count,
+    layer_matrix_parameter_count,
+    matrix_parameter_count,
+)
 
 
 def token_flops(
@@ -45,8 +52,22 @@ def token_flops(
     return matmul_flops + mixing_flops
 
 
+def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:
+    """Model FLOP of one token in one layer, forward and backward, of attention those that its mask leaves."""
+    mixing = 0.0 if spec.mixer is None else spec.mixer.mixing_flops(sequence, AttentionFlopConvention.CAUSAL)
+    return 6.0 * layer_matrix_parameter_count(model, spec) + mixing
+
+
 def model_flops(
     model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
 ) -> Flop:
-    """Model FLOP of one training step of the full job."""
-    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, convention)
+    """Model FLOP of one training step of the full job; packed documents count as sequences of their own."""
+    if training.documents is None:
+        tokens = training.global_batch * training.sequence
+        return tokens * token_flops(model, training.sequence, training.lora, convention)
+    batch = PackedBatch(training.documents, training.sequence, 1, training.global_batch, 1)
+    lengths, counts = batch.piece_lengths()
+    return sum(
+        int(count) * int(length) * token_flops(model, int(length), training.lora, convention)
+        for length, count in zip(lengths, counts, strict=True)
+    )

@@ -16,6 +16,7 @@ from clustersim.model.overheads import (
     NO_OVERHEADS,
     Accumulation,
     BatchTransfer,
+    ExpertRowMasks,
     ExpertSort,
     ExpertWeighting,
     Grouping,
@@ -161,6 +162,7 @@ def _read_overheads(section: MappingReader) -> Overheads:
         grouping=section.get_member("grouping", Grouping) if section.has_key("grouping") else None,
         weighting=section.get_member("weighting", ExpertWeighting),
         expert_sort=section.get_member("expert_sort", ExpertSort),
+        expert_row_masks=section.get_member("expert_row_masks", ExpertRowMasks),
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,

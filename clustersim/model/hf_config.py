@@ -1,10 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
 Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`), the
-GPT family (`hf_gpt`, `hf_layernorm`) and models with multi-head latent attention (`hf_mla`), MoE models
-(`hf_moe`) among them. Of multimodal models the text model is read (`hf_wrapped`). Dimensions have no defaults except
-where a family's released files omit them. Layers other than attention (Nemotron 3's state-space layers)
-are refused.
+GPT family (`hf_gpt`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`) and hybrids with linear
+attention or state spaces (`hf_hybrid`), MoE models (`hf_moe`) among them. Of multimodal models the text model is
+read (`hf_wrapped`). Dimensions have no defaults except where a family's released files omit them. Linear layers of
+other families are refused.
 """
 
 import os
@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.model.hf_dbrx import read_dbrx
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_gpt import read_bloom, read_falcon, read_gpt2, read_opt, read_phi
+from clustersim.model.hf_hybrid import HYBRID_READERS
 from clustersim.model.hf_layernorm import (
     read_cohere,
     read_cohere2,
@@ -33,8 +34,8 @@ from clustersim.model.hf_wrapped import TEXT_FAMILIES, text_part
 from clustersim.model.transformer import TransformerModel
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_STATE_SPACE: Final = "a state-space layer (Mamba), of which no published kernel times are known here,"
-_LINEAR_ATTENTION: Final = "a layer with linear attention"
+_STATE_SPACE: Final = "a state-space layer (Mamba) of this family"
+_LINEAR_ATTENTION: Final = "a layer with linear attention of this family"
 _UNSUPPORTED_KEYS: Final = {
     "hybrid_override_pattern": _STATE_SPACE,
     "layers_block_type": _STATE_SPACE,
@@ -48,6 +49,7 @@ _UNSUPPORTED_KEYS: Final = {
 _MOE_FAMILIES: Final = (
     *(name for name, kind in LLAMA_FAMILIES.items() if kind.moe_keys is not None),
     *MLA_FAMILIES,
+    *HYBRID_READERS,
     *MOE_LLAMA_LIKE_READERS,
     "dbrx",
 )
@@ -68,9 +70,10 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
         "cohere": read_cohere,
         "cohere2": read_cohere2,
     }
-    | LLAMA_LIKE_READERS
-    | MOE_LLAMA_LIKE_READERS
+    | dict(LLAMA_LIKE_READERS)
+    | dict(MOE_LLAMA_LIKE_READERS)
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
+    | dict(HYBRID_READERS)
 )
 
 
@@ -99,6 +102,8 @@ def read_hf_config(path: Path) -> TransformerModel:
 
 
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
+    if family in HYBRID_READERS:
+        return
     unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
     if unsupported:
         raise InputError(

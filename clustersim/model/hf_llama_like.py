@@ -13,8 +13,8 @@ from typing import Any, Final
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_fields import HfConfig
-from clustersim.model.hf_llama import LlamaFamily, uniform_windows
-from clustersim.model.hf_moe import MoeConfigKeys
+from clustersim.model.hf_llama import LlamaFamily, uniform_windows, upper_layer_windows
+from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
 from clustersim.model.layer_stack import (
     BlockForm,
     LayerGroup,
@@ -241,6 +241,13 @@ def read_bailing_moe_v2(config: HfConfig) -> TransformerModel:
     return family.read_model(config)
 
 
+def read_dots1(config: HfConfig) -> TransformerModel:
+    """Read a dots.llm1 configuration: Qwen 3's attention, DeepSeek-V3's experts, whose routing it calls noaux_tc."""
+    family = LlamaFamily(qk_norm=QkNorm.PER_HEAD, moe_keys=MOE_CONFIG_KEYS["deepseek_v3"])
+    scores = config.content.get("scoring_func", "sigmoid")
+    return family.read_model(config.with_values(scoring_func="sigmoid" if scores == "noaux_tc" else scores))
+
+
 LLAMA_LIKE_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(
     {
         "baichuan": read_baichuan,
@@ -253,6 +260,7 @@ LLAMA_LIKE_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] 
         "seed_oss": read_seed_oss,
         "olmo3": read_olmo3,
         "exaone4": read_exaone4,
+        "mimo": LlamaFamily(attention_bias_is_qkv=True, windows=upper_layer_windows, has_mtp=True).read_model,
         "ministral3": LlamaFamily(windows=uniform_windows).read_model,
     }
 )
@@ -265,6 +273,7 @@ MOE_LLAMA_LIKE_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel
         "hunyuan_v1_moe": read_hunyuan_moe,
         "bailing_moe": read_bailing_moe,
         "bailing_moe_v2": read_bailing_moe_v2,
+        "dots1": read_dots1,
     }
 )
 """Readers of families with experts."""

@@ -1,4 +1,4 @@
-"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2).
+"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2, GLM-4.7-Flash).
 
 Multi-token prediction layers (`num_nextn_predict_layers`) are not among the `num_hidden_layers`;
 transformers builds none, Megatron Bridge as many as the file says. Reference: transformers,
@@ -18,7 +18,7 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 
 MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
     {"deepseek_v2": MOE_CONFIG_KEYS["deepseek_v2"]}
-    | dict.fromkeys(("deepseek_v3", "kimi_k2"), MOE_CONFIG_KEYS["deepseek_v3"])
+    | dict.fromkeys(("deepseek_v3", "kimi_k2", "glm4_moe_lite"), MOE_CONFIG_KEYS["deepseek_v3"])
 )
 """MoE configuration keys by MLA family."""
 

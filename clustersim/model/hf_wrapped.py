@@ -21,6 +21,8 @@ TEXT_FAMILIES: Final[Mapping[str, str | None]] = MappingProxyType(
         "qwen2_5_vl": "qwen2",
         "qwen3_vl": "qwen3",
         "qwen3_vl_moe": "qwen3_moe",
+        "qwen3_5": "qwen3_5_text",
+        "qwen3_5_moe": "qwen3_5_moe_text",
         "glm4v": "glm4",
         "glm4v_moe": "glm4_moe",
         "kimi_k25": "kimi_k2",

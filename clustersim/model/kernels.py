@@ -91,12 +91,25 @@ class MatmulShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """Keys that queries attend to within packed documents.
+
+    mean: of all queries, causal; full: without a causal mask; longest: of one document, or the window.
+    """
+
+    mean: float
+    full: float
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
 
     window: how many keys, its own among them, a causal query attends to; None: all before it; value_dim: head
     dimension of values [key, kv_heads, value_dim] and outputs, where it differs from that of queries and keys
-    (MLA).
+    (MLA); trailing: the queries are the last ones of the keys' sequence, not a sample that attends to the mean;
+    packed: they attend to keys of their own documents alone, None: to all.
     """
 
     batch: int
@@ -108,6 +121,8 @@ class AttentionShape:
     causal: bool
     window: int | None = None
     value_dim: int | None = None
+    trailing: bool = False
+    packed: PackedKeys | None = None
 
     @property
     def value_head_dim(self) -> int:
@@ -169,6 +184,7 @@ class MemoryBoundOp(IdentityEnum):
     UNSCALE = "unscale"  # in-place multiple of a tensor, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and the mask of its zeros
     CAUSAL_CONV1D = "causal_conv1d"  # of `table` taps over a sequence, one filter per column, with SiLU
+    CAUSAL_CONV1D_CUDA = "causal_conv1d_cuda"  # the same, of Dao-AILab/causal-conv1d
     GATED_RMSNORM = "gated_rmsnorm"  # RMSNorm of rows, times an activation of a gate
     L2NORM = "l2norm"  # rows divided by their Euclidean norm
     SILU = "silu"

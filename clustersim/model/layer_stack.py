@@ -13,6 +13,7 @@ from math import ceil
 from clustersim.common.enums import IdentityEnum
 from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.mixer import Mixer
+from clustersim.model.parallel_mixers import ParallelMixers
 
 
 class MlpType(IdentityEnum):
@@ -142,8 +143,13 @@ class LayerSpec:
 
     @property
     def attention(self) -> SoftmaxAttention | None:
-        """The attention, if the mixer is one."""
-        return self.mixer if isinstance(self.mixer, SoftmaxAttention) else None
+        """The attention, if the mixer is one or has one next to another."""
+        match self.mixer:
+            case SoftmaxAttention() as attention:
+                return attention
+            case ParallelMixers(attention=attention):
+                return attention
+        return None
 
     @property
     def moe(self) -> MoeMlp | None:

@@ -267,9 +267,20 @@ CAUSAL_CONV1D = MemoryBoundSpec(
     saved=MemoryPasses(1),
     fused=True,
 )
+# Written in CUDA, of Dao-AILab/causal-conv1d, which Mamba layers call.
+CAUSAL_CONV1D_CUDA = replace(CAUSAL_CONV1D, op=MemoryBoundOp.CAUSAL_CONV1D_CUDA)
 # Elements are those of the result. Backward reads the result's gradient, input and gate, and writes two gradients.
 GATED_RMSNORM = MemoryBoundSpec(
     KernelKind.NORM, MemoryBoundOp.GATED_RMSNORM, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+# Zamba2RMSNormGated of Transformers (models/zamba2/modeling_zamba2.py) besides its norm: the gate to FP32 (1 + 1),
+# SiLU (2) and the product (3). Backward: both gradients of the product (6), SiLU's (3), and back (1 + 1).
+_GATED_RMSNORM_UNFUSED = MemoryBoundSpec(
+    KernelKind.NORM,
+    MemoryBoundOp.GATED_RMSNORM,
+    MemoryPasses(4 + 1, fp32=7 + 6, launches=8 + 3),
+    MemoryPasses(8 + 1, fp32=19 + 10, launches=16 + 4),
+    saved=MemoryPasses(1, fp32=4),
 )
 L2NORM = MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.L2NORM, MemoryPasses(2), MemoryPasses(3), fused=True)
 SILU = MemoryBoundSpec(
@@ -278,6 +289,24 @@ SILU = MemoryBoundSpec(
 GATE = MemoryBoundSpec(
     KernelKind.ACTIVATION, MemoryBoundOp.GATE, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
 )
+# The gate's activation and the product are kernels, their gradients three.
+_GATE_UNFUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.GATE,
+    MemoryPasses(2 + 3, launches=2),
+    MemoryPasses(3 + 3 + 3, launches=3),
+    saved=MemoryPasses(3),
+)
+
+
+def gated_rmsnorm_spec(*, fused: bool) -> MemoryBoundSpec:
+    """Passes of an RMSNorm of rows times an activation of a gate."""
+    return GATED_RMSNORM if fused else _GATED_RMSNORM_UNFUSED
+
+
+def gate_spec(*, fused: bool) -> MemoryBoundSpec:
+    """Passes of a product with the activation of a gate."""
+    return GATE if fused else _GATE_UNFUSED
 
 
 def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:

@@ -33,7 +33,7 @@ from clustersim.model.moe_router import (
     unpermute_operator,
 )
 from clustersim.model.operators import EXPERTS, Operator, ParallelRegion, assign_module, mark_module_reader
-from clustersim.model.overheads import ExpertSort, ExpertWeighting, Grouping
+from clustersim.model.overheads import ExpertRowMasks, ExpertSort, ExpertWeighting, Grouping
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
 from clustersim.model.recompute_modules import RecomputeModule
@@ -128,7 +128,7 @@ def _output_weighting(rank: RankContext, rows: int, region: ParallelRegion) -> O
     if weighting is ExpertWeighting.OUTPUT and not is_fused:
         weighting = ExpertWeighting.EAGER_OUTPUT
     converted = _CONVERTED_WEIGHTING.get(weighting) if region is ParallelRegion.REPLICATED else None
-    is_fused = is_fused and weighting is ExpertWeighting.OUTPUT
+    is_fused = is_fused and weighting in (ExpertWeighting.OUTPUT, ExpertWeighting.UNCONVERTED_OUTPUT)
     formats = () if converted is None else (DType.FP32,)
     shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, rows, rank.model.hidden, fused=is_fused, formats=formats)
     forward, backward = _weighting_kernels("experts.output_weighting", rank.dtype, shape)
@@ -203,9 +203,12 @@ class _LocalExperts:
             activation = add_clamp(activation, rank.dtype, self.tokens, up_factor * self.ffn)
             down = add_expert_bias(down, rank.dtype, self.expert_count, (self.tokens, rank.model.hidden))
         matmuls = [
+            *self._row_masks("experts.input_mask", rank.model.hidden, in_place=True),
             self._grouped_operator("experts.up", rank.model.hidden, up_factor * self.ffn, is_up=True),
+            *self._row_masks("experts.up_mask", up_factor * self.ffn),
             *assign_module([activation], RecomputeModule.MOE_ACTIVATION, module_input_bytes),
             *mark_module_reader([down], RecomputeModule.MOE_ACTIVATION),
+            *self._row_masks("experts.down_mask", rank.model.hidden),
         ]
         if self.permutes_after_dispatch:
             weighting = [_output_weighting(rank, self.tokens, ParallelRegion.EXPERT)] if self._weights_outputs else []
@@ -220,6 +223,23 @@ class _LocalExperts:
         if (self.expert_count == 1 or rank.shard.ep == 1) and self._sort is not ExpertSort.PADDED_INDICES:
             return matmuls
         return [self._sort_operator(_SORT), *matmuls, self._sort_operator(_UNSORT)]
+
+    def _row_masks(self, name: str, width: int, *, in_place: bool = False) -> list[Operator]:
+        """A mask over all rows where the framework has one: filled in a copy, or in place; in backward, in a copy.
+
+        Filling reads and writes all rows, as a copy does. A compiler fuses it with what is around it.
+        """
+        rank = self.rank
+        masks = rank.training.overheads.expert_row_masks
+        applies = masks is ExpertRowMasks.ALWAYS or (masks is ExpertRowMasks.EXPERT_PARALLEL and rank.shard.ep > 1)
+        if not applies or rank.training.fuses(FusedKernel.ACTIVATION):
+            return []
+        fill, *backward = (
+            memory_bound.copy_kernel(kernel, rank.dtype, self.tokens * width)
+            for kernel in (name, f"{name}.gradient_copy", f"{name}.input_gradient")
+        )
+        copies = () if in_place else (replace(fill, name=f"{name}.copy"),)
+        return [Operator(name, ParallelRegion.EXPERT, (*copies, fill), tuple(backward))]
 
     def combined_operators(self) -> list[Operator]:
         """What follows on the ranks that tokens return to, before those of a token are summed."""

@@ -6,6 +6,7 @@ activation offloading, DeepSpeed's `cpu_checkpointing`); a share of the optimize
 parameters, gradients and states (torch FSDP2's `CPUOffloadPolicy`).
 """
 
+import enum
 import math
 from dataclasses import dataclass
 
@@ -55,12 +56,33 @@ class ShardOffload:
     """
 
 
+class HostUpdate(enum.Enum):
+    """How the CPU updates its share of the weights.
+
+    OVERLAPPED: slices are copied while others are updated, by a kernel that also writes the compute weights.
+    SEQUENTIAL: one slice after the other, each in separate passes over host memory: gradients are scaled, Adam
+    updates the master weights, these are converted, and the CPU waits for their copy to the device: DeepSpeed's step
+    by sub-groups (`unscale_and_clip_grads`, `_optimizer_step` and `_reassign_or_swap_out_partitioned_parameters` of
+    deepspeed/runtime/zero/stage3.py). Its stages 1 and 2 do the same to all of a parameter group at once, and of
+    late wait for the copy at the next one only.
+    """
+
+    OVERLAPPED = "overlapped"
+    SEQUENTIAL = "sequential"
+
+
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Offloading of activations and optimizer states; None: they stay on the device."""
+    """Offloading of activations and optimizer states; None: they stay on the device.
+
+    update: how the CPU updates its share; threads: of each rank, on a core each; None: as many as the host's memory
+    keeps busy.
+    """
 
     activations: ActivationOffload | None = None
     states: OptimizerOffload | ShardOffload | None = None
+    update: HostUpdate = HostUpdate.OVERLAPPED
+    threads: int | None = None
 
     @property
     def share(self) -> float:

@@ -13,7 +13,8 @@ from itertools import chain, repeat
 
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel
+from clustersim.model.documents import PackedBatch
+from clustersim.model.kernels import Kernel, PackedKeys
 from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 from clustersim.model.weight_matrices import WeightMatrix
@@ -64,6 +65,9 @@ class LayerShard:
     permute_after_dispatch: a token is sent once to each rank that holds its experts and is copied per expert
     there, not before; receives_indices: with indices of its experts; load_factor: tokens that this rank's experts
     receive over their mean.
+    exchanging_ranks: context-parallel ranks that exchange tokens for heads around attention; gathers_keys: they gather
+    all keys and values; consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
+    packed_batch: the step's packed documents, None: sequences are single ones.
     """
 
     batch: int
@@ -76,6 +80,23 @@ class LayerShard:
     permute_after_dispatch: bool = False
     receives_indices: bool = False
     load_factor: float = 1.0
+    exchanging_ranks: int = 1
+    gathers_keys: bool = False
+    consecutive: bool = False
+    packed_batch: PackedBatch | None = None
+
+    def packed_keys(self, window: int | None) -> PackedKeys | None:
+        """Keys that queries attend to where documents are packed; None: they are not."""
+        return None if self.packed_batch is None else self.packed_batch.keys(window)
+
+    def core_heads(self, heads: int) -> int:
+        """Heads of attention's core on this rank, of `heads` before ranks exchange tokens for heads; at least one."""
+        return max(1, heads // self.exchanging_ranks)
+
+    @property
+    def core_queries(self) -> int:
+        """Queries of each sequence in attention's core on this rank."""
+        return self.sequence * self.exchanging_ranks
 
     @property
     def tokens(self) -> int:
@@ -150,7 +171,8 @@ class Operator:
     matmul format while it runs; saves_outputs: backward needs something that exists only after forward has
     run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
     region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
-    copies are made once per step and cached; matrices: its weights as matrices.
+    copies are made once per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while
+    its backward runs.
     """
 
     name: str
@@ -166,6 +188,7 @@ class Operator:
     reads_module: RecomputeModule | None = None
     recompute_override: tuple[Kernel, ...] | None = None
     saved_output_bytes: Bytes = 0.0
+    temporary_bytes: Bytes = 0.0
     region_input: RegionInput | None = None
     linear: LinearLayer | None = None
     wgrad_input_bytes: Bytes = 0.0

@@ -48,6 +48,15 @@ def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[
     )
 
 
+def separate_pass_bytes(formats: WeightFormats) -> Bytes:
+    """Bytes per parameter of an update in passes of its own (`HostUpdate.SEQUENTIAL`), beyond those of one kernel.
+
+    Gradients are read and written in the master format, to scale them; master weights are read again to convert them.
+    """
+    conversion = 0.0 if formats.master_copy is None else formats.master_copy.bytes
+    return 2 * formats.updated.bytes + conversion
+
+
 def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """Kernels of the gradient norm on this rank (one read), and of scaling by it (a read and a write), if any."""
     dtype = training.recipe.weight_formats.gradients

@@ -51,13 +51,27 @@ class ExpertWeighting(Enum):
     ACTIVATION: within the experts, behind the activation (Megatron-LM). The others multiply what experts return, for
     each token and expert, in FP32: OUTPUT, where layers are compiled in one kernel; EAGER_OUTPUT, by operations that
     are never compiled; BATCHED_OUTPUT, by a batched matmul of a converted copy, which sums as well (torchtitan's
-    MoE). Tokens that are permuted behind the dispatch are multiplied in the activations' format.
+    MoE). UNCONVERTED_OUTPUT multiplies in the activations' format, where layers are compiled in one kernel
+    (Transformers). Tokens that are permuted behind the dispatch are multiplied in the activations' format.
     """
 
     ACTIVATION = "activation"
     OUTPUT = "output"
     EAGER_OUTPUT = "eager_output"
     BATCHED_OUTPUT = "batched_output"
+    UNCONVERTED_OUTPUT = "unconverted_output"
+
+
+class ExpertRowMasks(Enum):
+    """Where masks set to zero the rows of grouped products that belong to no expert of the rank.
+
+    The grouped kernel leaves those rows uninitialized. In eager mode each mask fills a copy of all rows:
+    NEVER; EXPERT_PARALLEL, where experts are on several ranks; ALWAYS.
+    """
+
+    NEVER = "never"
+    EXPERT_PARALLEL = "expert_parallel"
+    ALWAYS = "always"
 
 
 class ExpertSort(Enum):
@@ -126,7 +140,8 @@ class Overheads:
     one kernel each; router_unfused, so are scores, top-k and probabilities; indices_unfused, so is the mask that tells
     which received token goes to which expert, where dispatch kernels send indices (DeepEP); router_fp32, the router
     multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss; weighting, where the
-    results of experts are multiplied by probabilities; expert_sort, how received tokens are sorted by expert.
+    results of experts are multiplied by probabilities; expert_sort, how received tokens are sorted by expert;
+    expert_row_masks, where rows of grouped products are masked.
 
     Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
@@ -163,6 +178,7 @@ class Overheads:
     grouping: Grouping | None = None
     weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
     expert_sort: ExpertSort = ExpertSort.CHUNKS
+    expert_row_masks: ExpertRowMasks = ExpertRowMasks.NEVER
     softmax_keys: int | None = None
     loss_averaging: LossReport = LossReport.NEVER
     batch_transfer: BatchTransfer = BatchTransfer.LOADED
@@ -183,6 +199,7 @@ class Overheads:
             grouping=self.grouping,
             weighting=self.weighting,
             expert_sort=self.expert_sort,
+            expert_row_masks=self.expert_row_masks,
         )
 
 

@@ -16,6 +16,7 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.synonyms import describe_model_name, similar_preset
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
+from clustersim.model.preset_hybrid import HYBRID_PRESETS
 from clustersim.model.preset_moe import MOE_PRESETS
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
@@ -204,5 +205,5 @@ _DENSE_PRESETS: Final = (
 )
 
 PRESETS: Final[Mapping[str, ModelPreset]] = MappingProxyType(
-    {preset.model.name: preset for preset in (*_DENSE_PRESETS, *MOE_PRESETS)}
+    {preset.model.name: preset for preset in (*_DENSE_PRESETS, *MOE_PRESETS, *HYBRID_PRESETS)}
 )

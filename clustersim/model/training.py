@@ -5,6 +5,7 @@ from enum import Enum
 from typing import ClassVar, Final, Self
 
 from clustersim.common.enums import IdentityEnum
+from clustersim.model.documents import Documents
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
@@ -139,11 +140,16 @@ NONE_FUSED: Final = frozenset[FusedKernel]()
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
 
-    early_stop: recomputation stops once everything that backward needs is available again, as in
+    optimizer_in_backward: weights are updated as soon as their gradients are there, which are freed then (LOMO, Lv et
+    al. 2023, arXiv:2306.09782; torchtune's `optimizer_in_bwd`); the kernels are timed after backward, with which they
+    share a stream. early_stop: recomputation stops once everything that backward needs is available again, as in
     torch.utils.checkpoint without `use_reentrant` (`operators.early_stop_count`); else all of forward runs
     again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
     frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
-    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each.
+    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
+    sequences, None: each is one; reference_model: a frozen copy of the model runs forward on every microbatch, too, as
+    in preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and self-distillation; with adapters it is the
+    model without them. Its loss is timed as the model's, and model FLOP do not count it.
     """
 
     sequence: int
@@ -155,12 +161,15 @@ class Training:
     attention: AttentionBackend = AttentionBackend.FLASH
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
     optimizer: AnyOptimizer = Optimizer.ADAM
+    optimizer_in_backward: bool = False
     gradient_clipping: bool = True
     fused: frozenset[FusedKernel] = ALL_FUSED
     offload: Offload = NO_OFFLOAD
     lora: Lora | None = None
     overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
+    documents: Documents | None = None
+    reference_model: bool = False
 
     @property
     def orthogonalizes_dense(self) -> bool:

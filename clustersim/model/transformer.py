@@ -105,7 +105,7 @@ class TransformerModel:
     @property
     def distinct_attentions(self) -> tuple[SoftmaxAttention, ...]:
         """The distinct mixers that are softmax attention, in order of first occurrence."""
-        return tuple(mixer for mixer in self.distinct_mixers if isinstance(mixer, SoftmaxAttention))
+        return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
     def uses_latent_attention(self) -> bool:

@@ -6,7 +6,7 @@ first, the last before the first, then their neighbours inwards (Llama 3 removed
 and the last stage, section 3.3.2). Or they are partitioned by one of Megatron-LM's rules
 (megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`): the embedding or the logits count
 as a layer, or the first or the last pipeline rank has a given number of layers. Megatron's pipeline layout
-strings are read by `pipeline_layout_string`.
+strings are read by `pipeline_layout_string`. Layers that differ may be balanced by their FLOP (`BalancedFlops`).
 
 Multi-token prediction (MTP) layers are all on one stage behind the stack's last layer: on the last stage, or
 where a layout string has them. Every later stage is sent each MTP layer's output in addition to the stack's
@@ -20,9 +20,11 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
+from clustersim.common.units import Flop
 from clustersim.model.layer_stack import LayerStack, layer_count, slice_layers
 from clustersim.program.placement import Placement
 
+_BISECTIONS: Final = 100  # of a limit of FLOP, until float64 has no number between its bounds
 NO_MTP_LAYERS: Final[Mapping[int, LayerStack]] = MappingProxyType({})
 
 
@@ -127,6 +129,42 @@ def _describe_remainder(remaining: int, layers: int, other_ranks: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class BalancedFlops:
+    """Stages whose largest model FLOP are as few as possible, for layers that differ (hybrids).
+
+    layer_flops: of one token in each layer, in model order; head_flops: in the logits. Of all such partitions the one
+    whose first stages, which hold the most microbatches, have the fewest layers.
+    """
+
+    layer_flops: tuple[Flop, ...]
+    head_flops: Flop
+
+    def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
+        """Layers of each stage, at least one each; raise InputError for more stages than layers."""
+        stages = len(placement.stage_ranks)
+        if stages > layers:
+            raise InputError(f"{layers} layers are too few for {stages} stages")
+        low, high = 0.0, sum(self.layer_flops) + self.head_flops
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._pack(stages, middle) else (middle, high)
+        counts = self._pack(stages, high)
+        return counts or partition_evenly(layers, stages)
+
+    def _pack(self, stages: int, limit: Flop) -> tuple[int, ...] | None:
+        """Layers of each stage, as many as the limit allows from the last stage on; None if they do not fit."""
+        remaining, counts, extra = list(self.layer_flops), list[int](), self.head_flops
+        for earlier_stages in range(stages - 1, -1, -1):
+            count, flops, extra = 0, extra, 0.0
+            while len(remaining) > earlier_stages and flops + remaining[-1] <= limit:
+                flops, count = flops + remaining.pop(), count + 1
+            if count == 0:
+                return None
+            counts.append(count)
+        return None if remaining else tuple(reversed(counts))
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineLayoutString:
     """A parsed Megatron pipeline layout string: layers and MTP layers of each stage."""
 
@@ -134,7 +172,7 @@ class PipelineLayoutString:
     mtp_layer_counts: tuple[int, ...]
 
 
-LayerPartition = tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | None
+LayerPartition = tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | BalancedFlops | None
 """Layers of each stage, explicit or by a rule; None: evenly."""
 
 

@@ -15,8 +15,9 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
 from clustersim.model.memory_bound import copy_kernel
+from clustersim.parallel.context_parallel import NO_EXCHANGE, ContextExchange, ContextParallel
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
+from clustersim.parallel.mesh import TP_GROUP
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
@@ -33,8 +34,8 @@ class GatheredOperands:
 class LayerSharding:
     """Parameters of a layer's collectives.
 
-    activation_bytes: of the unsharded activation [batch, sequence / cp, hidden]; kv_bytes: of the keys and values
-    of the full sequence on this tensor-parallel rank; format: of both; has_sharded_input, has_sharded_output:
+    activation_bytes: of the unsharded activation [batch, sequence / cp, hidden]; format: its; context: what
+    context-parallel ranks exchange, None: nothing; has_sharded_input, has_sharded_output:
     whether activations flow into and out of the layer's sharded regions (the embedding takes tokens, and the loss
     has no output); dispatch: token dispatch of a MoE layer; operands: format in which operands are gathered, if
     another; has_copies: collectives of sequence parallelism are copied before or after.
@@ -42,13 +43,13 @@ class LayerSharding:
 
     layout: Layout
     activation_bytes: Bytes
-    kv_bytes: Bytes
     format: DType
     has_sharded_input: bool = True
     has_sharded_output: bool = True
     dispatch: TokenDispatch | None = None
     operands: GatheredOperands | None = None
     has_copies: bool = False
+    context: ContextParallel | None = None
 
     @property
     def sequence_parallel(self) -> bool:
@@ -100,12 +101,14 @@ class LayerSharding:
             Operation(CommOp("largest element", collective, TP_GROUP.name, size, reduce_dtype=DType.FP32), work_type)
         ]
 
-    def kv_ring(self, factor: float) -> "KvRing | None":
-        """Keys and values (`factor` times their bytes) around the context-parallel ring."""
-        if self.layout.cp == 1:
-            return None
-        comm_op = CommOp("ring of keys and values", CollectiveType.SHIFT, CP_GROUP.name, factor * self.kv_bytes)
-        return KvRing(comm_op, self.layout.cp)
+    @property
+    def kv_bytes(self) -> Bytes:
+        """Bytes of the keys and values of the full sequence on this rank."""
+        return 0.0 if self.context is None else self.context.kv_bytes
+
+    def context_exchange(self, *, backward: bool) -> ContextExchange:
+        """What context-parallel ranks exchange for attention in one pass."""
+        return NO_EXCHANGE if self.context is None else self.context.exchange(backward=backward)
 
     def vocab_parallel_loss(self, tokens: int) -> list[Operation]:
         """Collectives of a vocab-parallel cross entropy: FP32 maximum, target logit and sum of every token."""
@@ -132,11 +135,3 @@ class LayerSharding:
         return CommOp(
             name, collective, TP_GROUP.name, payload, reduce_dtype=self.format if collective.is_reduction else None
         )
-
-
-@dataclass(frozen=True, slots=True)
-class KvRing:
-    """A ring of keys and values that attention overlaps block by block."""
-
-    comm_op: CommOp
-    block_count: int

@@ -16,10 +16,14 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.pickling import FieldPickling
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, GradientSync
 from clustersim.parallel.layer_partition import LayerPartition
 from clustersim.parallel.mesh import (
     BASE_AXES,
+    CONTEXT_INNER,
+    CONTEXT_MESH,
+    CONTEXT_OUTER,
     DATA,
     DENSE_AXIS_NAMES,
     DENSE_MESH,
@@ -47,8 +51,10 @@ class Layout(FieldPickling):
 
     layers_per_stage: of each virtual stage in model order, or the rule that partitions them.
 
-    ep: number of ranks over which the experts of a MoE layer are distributed; etp: number over which each
-    expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; dispatcher: token dispatcher;
+    cp_kind: what context-parallel ranks exchange; cp_inner: ranks of their inner groups, where they have any;
+    cp_balanced: each rank has a chunk from the front of a causal sequence and its mirror chunk from the back (zigzag),
+    else consecutive tokens. ep: number of ranks over which the experts of a MoE layer are distributed; etp: over which
+    each expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; dispatcher: token dispatcher;
     dispatcher_num_sms: SMs that its kernels use (None: the default). tp_comm_overlap: tensor-parallel
     collectives are pipelined in chunks with their neighbouring matmul; async_tensor_model_parallel_allreduce:
     backward's collectives overlap the matmul of the gradient that does not need them (Megatron-LM since 2022);
@@ -65,6 +71,9 @@ class Layout(FieldPickling):
 
     tp: int = 1
     cp: int = 1
+    cp_kind: ContextParallelKind = ContextParallelKind.RING
+    cp_inner: int | None = None
+    cp_balanced: bool = True
     dp: int = 1
     pp: int = 1
     ep: int = 1
@@ -120,6 +129,21 @@ class Layout(FieldPickling):
         return self.ep > 1 or self.effective_etp != self.tp
 
     @property
+    def exchanging_ranks(self) -> int:
+        """Context-parallel ranks that exchange tokens for heads around attention (1: none)."""
+        match self.cp_kind:
+            case ContextParallelKind.ULYSSES:
+                return self.cp
+            case ContextParallelKind.TWO_DIMENSIONAL:
+                return self.inner_ranks
+        return 1
+
+    @property
+    def inner_ranks(self) -> int:
+        """Ranks of an inner group of context parallelism (1: there are none)."""
+        return (self.cp_inner or 1) if self.cp > 1 and self.cp_kind.has_groups else 1
+
+    @property
     def is_pipelined(self) -> bool:
         """Whether layers are spread over several pipeline ranks."""
         return self.pp > 1
@@ -151,6 +175,7 @@ class Layout(FieldPickling):
         is_present = {
             DENSE_MESH: True,
             HYBRID_MESH: self.is_hybrid_sharded,
+            CONTEXT_MESH: self.inner_ranks > 1,
             EXPERT_MESH: self.has_expert_mesh,
             HYBRID_EXPERT_MESH: self.is_hybrid_sharded and self.has_expert_mesh,
         }
@@ -184,6 +209,7 @@ class Layout(FieldPickling):
         etp = self.effective_etp
         expert_dp = max(1, self.tp * self.cp * self.dp // (etp * self.ep))
         sub_degrees = {EXPERT_TENSOR.name: etp, EXPERT.name: self.ep, EXPERT_DATA.name: expert_dp}
+        sub_degrees |= {CONTEXT_INNER.name: self.inner_ranks, CONTEXT_OUTER.name: self.cp // self.inner_ranks}
         if not self.is_hybrid_sharded:
             return sub_degrees
         shard = max(1, (self.data.shard_size or 1) // self.cp)

@@ -47,6 +47,12 @@ class Axis:
 
 TENSOR: Final = Axis("tp", "tensor-parallel", "tensor", within_layer=True)
 CONTEXT: Final = Axis("cp", "context-parallel", "context", replicates_weights=True, within_layer=True)
+CONTEXT_INNER: Final = Axis(
+    "cp_inner", "context-parallel", "context", replicates_weights=True, within_layer=True, parent=CONTEXT
+)
+CONTEXT_OUTER: Final = Axis(
+    "cp_outer", "context-parallel", "context", replicates_weights=True, within_layer=True, parent=CONTEXT
+)
 DATA: Final = Axis("dp", "data-parallel", "data", replicates_weights=True)
 PIPELINE: Final = Axis("pp", "pipeline", "pipeline")
 EXPERT: Final = Axis("ep", "expert-parallel", "expert", within_layer=True)
@@ -60,6 +66,8 @@ DENSE_MESH: Final = "dense"
 """The mesh of attention and of all weights that every token uses."""
 HYBRID_MESH: Final = "hybrid"
 """The dense mesh where data parallelism shards weights over a subset of its ranks (HSDP)."""
+CONTEXT_MESH: Final = "context"
+"""The dense mesh where context parallelism has groups within groups."""
 EXPERT_MESH: Final = "experts"
 """The mesh of experts, where it is not the dense one: expert tensor parallelism, then expert parallelism."""
 HYBRID_EXPERT_MESH: Final = "hybrid experts"
@@ -68,6 +76,7 @@ MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
     {
         DENSE_MESH: (TENSOR, CONTEXT, DATA, PIPELINE),
         HYBRID_MESH: (TENSOR, CONTEXT, SHARD, REPLICATE, PIPELINE),
+        CONTEXT_MESH: (TENSOR, CONTEXT_INNER, CONTEXT_OUTER, DATA, PIPELINE),
         EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_DATA, PIPELINE),
         HYBRID_EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
     }
@@ -128,6 +137,8 @@ class CommGroup:
 
 TP_GROUP: Final = CommGroup("tp", "tp", (TENSOR,), TENSOR)
 CP_GROUP: Final = CommGroup("cp", "cp", (CONTEXT,), CONTEXT)
+CP_INNER_GROUP: Final = CommGroup("cp_inner", "cp within groups", (CONTEXT_INNER,), CONTEXT, mesh=CONTEXT_MESH)
+CP_OUTER_GROUP: Final = CommGroup("cp_outer", "cp across groups", (CONTEXT_OUTER,), CONTEXT, mesh=CONTEXT_MESH)
 DP_GROUP: Final = CommGroup("dp", "dp", tuple(axis for axis in MESHES[DENSE_MESH] if axis.replicates_weights), DATA)
 """Ranks that hold the same weights (data-parallel group)."""
 MODEL_PARALLEL_GROUP: Final = CommGroup(
@@ -184,6 +195,8 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
         for comm_group in (
             TP_GROUP,
             CP_GROUP,
+            CP_INNER_GROUP,
+            CP_OUTER_GROUP,
             DP_GROUP,
             DP_SHARD_GROUP,
             DP_REPLICATE_GROUP,

@@ -7,13 +7,15 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from clustersim.common.units import Bytes
+from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
-from clustersim.model.mixer import Mixer
+from clustersim.model.mixer import ContextRule, Mixer
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
@@ -265,6 +267,27 @@ class Plan:
             permute_after_dispatch=self.layout.dispatcher is not TokenDispatcher.ALL_TO_ALL,
             receives_indices=self.layout.dispatcher.sends_indices,
             load_factor=self.expert_token_ratio,
+            exchanging_ranks=self.layout.exchanging_ranks,
+            gathers_keys=self.layout.cp > 1 and self.layout.cp_kind is ContextParallelKind.ALL_GATHER,
+            consecutive=self.layout.cp > 1 and not self.layout.cp_balanced,
+            packed_batch=self._packed_batch,
+        )
+
+    @property
+    def _packed_batch(self) -> PackedBatch | None:
+        """The step's packed documents."""
+        documents, layout = self.training.documents, self.layout
+        if documents is None:
+            return None
+        return PackedBatch(
+            documents,
+            self.training.sequence,
+            layout.dp,
+            self.microbatches,
+            self.training.microbatch,
+            layout.cp // layout.exchanging_ranks,
+            layout.cp_balanced,
+            layout.data.shards_parameters or layout.ep > 1,
         )
 
     @cached_property
@@ -280,7 +303,7 @@ class Plan:
         """
         activation_format = self.training.recipe.activations
         copies = self.training.overheads.tensor_parallel_copies and not self.layout.tp_comm_overlap
-        sharding = LayerSharding(self.layout, self.activation_bytes, 0.0, activation_format, has_copies=copies)
+        sharding = LayerSharding(self.layout, self.activation_bytes, activation_format, has_copies=copies)
         if spec is None:
             return sharding
         casts, low_precision = self.training.recipe.casts, self.training.recipe.matmul_formats.low_precision
@@ -298,12 +321,20 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        return sharding if spec.mixer is None else replace(sharding, kv_bytes=self._kv_bytes(spec.mixer))
+        return sharding if spec.mixer is None else replace(sharding, context=self._context_parallel(spec.mixer))
 
-    def _kv_bytes(self, mixer: Mixer) -> Bytes:
-        """Bytes of the keys and values of the full sequence on one tensor-parallel rank."""
-        width = mixer.kv_width(self.layout.tp)
-        return float(self.layer_shard.batch * self.layer_shard.keys * width * self.training.recipe.activations.bytes)
+    def _context_parallel(self, mixer: Mixer) -> ContextParallel | None:
+        """What context-parallel ranks exchange for a mixer with keys and values."""
+        layout, shard, activation_format = self.layout, self.layer_shard, self.training.recipe.activations
+        if mixer.context_rule is not ContextRule.KV_RING:
+            return None
+        widths = mixer.exchanged_widths(layout.tp, layout.exchanging_ranks)
+        heads, outputs = (float(shard.tokens * width * activation_format.bytes) for width in widths)
+        kv_width = mixer.kv_width(layout.tp * layout.exchanging_ranks)
+        kv_bytes = float(shard.batch * shard.keys * kv_width * activation_format.bytes)
+        return ContextParallel(
+            layout.cp_kind, layout.cp, layout.inner_ranks, activation_format, kv_bytes, heads, outputs
+        )
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
         """Whether a stage is the first chunk of the first pipeline rank.

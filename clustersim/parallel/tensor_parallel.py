@@ -32,7 +32,8 @@ from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
 from clustersim.model.operators import RegionInput, ShardAxis, TpCollective, TpCombine, early_stop_count
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.parallel.layer_sharding import KvRing, LayerSharding
+from clustersim.parallel.context_parallel import ContextExchange
+from clustersim.parallel.layer_sharding import LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
@@ -77,7 +78,7 @@ def _build_forward(
     chunks = _overlap_chunk_count(sharding.layout)
     operator_work: list[_OperatorWork] = []
     for placed in operators:
-        kernels = _with_kv_ring(placed, placed.operator.forward, sharding.kv_ring(1.0), work_type)
+        kernels = _with_context(placed, placed.operator.forward, sharding.context_exchange(backward=False), work_type)
         if placed.starts_region:
             gather = sharding.gather_input(placed.operator.region_input_bytes)
             amax = sharding.amax_operations(gather, work_type)
@@ -165,7 +166,8 @@ def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -
 
 def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[Operation]:
     """An operator's input gradient; the ring carries keys, values and the gradients of both."""
-    inputs = _with_kv_ring(placed, placed.operator.input_gradient, sharding.kv_ring(2.0), WorkType.BACKWARD)
+    exchange = sharding.context_exchange(backward=True)
+    inputs = _with_context(placed, placed.operator.input_gradient, exchange, WorkType.BACKWARD)
     if placed.ends_region:
         gather = sharding.gather_output_gradient()
         inputs = sharding.amax_operations(gather, WorkType.BACKWARD) + _attach_comm_op(
@@ -230,7 +232,8 @@ def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, ear
     """Operations that selective recomputation of operations runs: gathers too; reductions are among what is saved."""
     recomputed: list[Operation] = []
     for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
-        kernels = _with_kv_ring(placed, placed.operator.recompute_kernels, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
+        exchange = sharding.context_exchange(backward=False)
+        kernels = _with_context(placed, placed.operator.recompute_kernels, exchange, WorkType.RECOMPUTE)
         gather = sharding.gather_input(placed.operator.region_input_bytes) if placed.starts_region else None
         chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
         recomputed += _attach_comm_op(gather, kernels, 0, chunks, copy) if kernels else []
@@ -249,8 +252,9 @@ def _until_early_stop(operators: Sequence["_PlacedOperator"], *, early_stop: boo
 class _PlacedOperator:
     """An operator and its position in the layer.
 
-    starts_region, ends_region: first or last of a sharded region; starts_attention: first of the attention core;
-    regathers_input: first in backward that reads the region's input; starts_experts, ends_experts: first or last
+    starts_region, ends_region: first or last of a sharded region; starts_attention, ends_attention: first or last
+    of the attention core; regathers_input: first in backward that reads the region's input; starts_experts,
+    ends_experts: first or last
     on the experts' ranks; load_index: index of the load factors of these.
     """
 
@@ -258,6 +262,7 @@ class _PlacedOperator:
     starts_region: bool
     ends_region: bool
     starts_attention: bool
+    ends_attention: bool
     regathers_input: bool
     starts_experts: bool = False
     ends_experts: bool = False
@@ -268,7 +273,7 @@ def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) ->
     load_index = None if sharding.dispatch is None else sharding.dispatch.load_index
     sharded = [False, *(operator.region is ParallelRegion.SHARDED for operator in operators), False]
     on_expert_rank = [False, *(operator.region is ParallelRegion.EXPERT for operator in operators), False]
-    cores = [False, *(operator.is_in_modules({RecomputeModule.CORE_ATTENTION}) for operator in operators)]
+    cores = [False, *(operator.is_in_modules({RecomputeModule.CORE_ATTENTION}) for operator in operators), False]
     has_parallel_block = any(
         operator.region_input is RegionInput.SAME for operator in operators
     )  # a parallel (attention and MLP) block is one region
@@ -281,6 +286,7 @@ def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) ->
             ),
             ends_region=sharded[index] and not sharded[index + 1],
             starts_attention=cores[index] and not cores[index - 1],
+            ends_attention=cores[index] and not cores[index + 1],
             regathers_input=operator.region_input is not None if has_parallel_block else starts_region,
             starts_experts=on_expert_rank[index] and not on_expert_rank[index - 1],
             ends_experts=on_expert_rank[index] and not on_expert_rank[index + 1],
@@ -356,22 +362,33 @@ def _overlap_longest(operations: list[Operation], moe_operations: list[Operation
     ]
 
 
-def _with_kv_ring(
-    placed: _PlacedOperator, kernels: Sequence[Kernel], ring: KvRing | None, work_type: WorkType
+def _with_context(
+    placed: _PlacedOperator, kernels: Sequence[Kernel], exchange: ContextExchange, work_type: WorkType
 ) -> list[Operation]:
-    """Kernels of an operator; the attention core's first kernel overlaps the ring, one block of keys at a time."""
+    """Kernels of an operator; those of the attention core with what context-parallel ranks exchange for it.
+
+    Its first kernel overlaps rings, one block of keys at a time, one ring after the other.
+    """
     on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
     operations = [
         Operation(kernel, work_type, load_index=placed.load_index, on_expert_rank=on_expert_rank) for kernel in kernels
     ]
-    if ring is None or not placed.starts_attention or not operations:
+    if not operations:
         return operations
-    first, *remaining_operations = operations
-    if not isinstance(kernel := first.body, Kernel):
-        return operations
+    is_backward = work_type is WorkType.BACKWARD
+    runs_first, runs_last = placed.starts_attention, placed.ends_attention
+    if is_backward:
+        runs_first, runs_last = runs_last, runs_first
+    if placed.starts_attention and exchange.rings and isinstance(kernel := operations[0].body, Kernel):
+        split = kernel if len(exchange.rings) == 1 else kernel.split_into(len(exchange.rings))
+        overlaps = (CommOverlap(ring.comm_op, split, ring.block_count, is_ring=True) for ring in exchange.rings)
+        operations = [*(Operation(overlap, work_type) for overlap in overlaps), *operations[1:]]
+    before = exchange.before if runs_first else ()
+    after = exchange.after if runs_last else ()
     return [
-        Operation(CommOverlap(ring.comm_op, kernel, ring.block_count, is_ring=True), work_type),
-        *remaining_operations,
+        *(Operation(comm_op, work_type) for comm_op in before),
+        *operations,
+        *(Operation(comm_op, work_type) for comm_op in after),
     ]
 
 

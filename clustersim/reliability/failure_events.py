@@ -23,6 +23,9 @@ DRAWS_PER_EVENT: Final = 11
 """Standard normal draws per event, one for each random duration that it may cause."""
 
 
+_MAX_WINDOW_FAILURES: Final = 1e5  # expected failures in a window, each of which takes 500 bytes
+
+
 class FailureEvent(NamedTuple):
     """A failure. failure_index: index of its mode; node: where; draws: z-scores of its random durations."""
 
@@ -42,7 +45,11 @@ class _ArrivalProcess(Protocol):
 def generate_failures(
     reliability: ReliabilityModel, domains: FailureDomains, seed: int, run: int, window: Seconds
 ) -> Iterator[FailureEvent]:
-    """Failures of a run in order, endless (none if nothing can fail), drawn in windows of this many seconds."""
+    """Failures of a run in order, endless (none if nothing can fail), drawn window by window.
+
+    window: seconds of the first. Windows double until something fails, so that the first failure of a short job takes
+    as many as the logarithm of its time; none is so long that it holds more failures than a run ever sees at a time.
+    """
     uncertainty_factor = draw_rate_factor(reliability.rate_geometric_std, seed, run)
     processes = [
         _FailureProcess(
@@ -55,10 +62,13 @@ def generate_failures(
         for failure_index, failure in enumerate(reliability.failures)
         if failure.rate.per_second * domains.counts.count_of(failure.rate.component) * reliability.rate_factor > 0.0
     ]
+    longest = _MAX_WINDOW_FAILURES / sum(process.rate for process in processes) if processes else 0.0
     end = 0.0
     while processes:
-        end += window
-        yield from sorted(event for process in processes for event in process.events_until(end))
+        end += min(window, longest)
+        events = sorted(event for process in processes for event in process.events_until(end))
+        yield from events
+        window *= 1.0 if events else 2.0
 
 
 def draw_rate_factor(geometric_std: float, seed: int, run: int) -> float:
@@ -90,6 +100,7 @@ class _FailureProcess:
     def __post_init__(self) -> None:
         component_count = self.domains.counts.count_of(self.failure.rate.component)
         rate = self.failure.rate.per_second * self.rate_factor
+        self.rate = rate * component_count
         time_rng, self._node_rng, self._draw_rng = (
             np.random.default_rng(self.seed_key + offset) for offset in range(3)
         )

@@ -3,11 +3,14 @@
 Panels of HTML and figures in one document, rendered by Jinja (`report/templates`).
 
 The document is self-contained: plotly.js is embedded once, compressed to a third, and a content security
-policy forbids loading anything. It embeds plotly.js's cartesian bundle (`assets/plotly`, with its licence
-and origin), a third of the full library; no page uses other trace types. Templates escape everything that
-is not `Markup`, so text from a user's file stays text.
+policy forbids loading anything, and running any script but the two of the document, which it names by their
+hashes. It embeds plotly.js's cartesian bundle (`assets/plotly`, with its licence and origin), a third of the
+full library; no page uses other trace types. Templates escape everything that is not `Markup`, so text from a
+user's file stays text.
 """
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -65,14 +68,16 @@ def html_document(
     figure_scripts = [
         name for figure in figures if figure.client_script for name in _script_assets(figure.client_script)
     ]
+    script = _concatenate_assets(dict.fromkeys(("page", *figure_scripts, *scripts)), "js")
     html = render_template(
         "page.html",
+        script_hashes=[_script_hash(script), _plotly_hash()],
         title=title,
         cards=[Markup(panel.html) for panel in panels],
         style=_concatenate_assets(("page", *styles), "css"),
         plotly=_packed_plotly(),
         figures=Markup(script_json([figure.as_json() for figure in figures])),
-        script=_concatenate_assets(dict.fromkeys(("page", *figure_scripts, *scripts)), "js"),
+        script=script,
     )
     return f"{html}\n"
 
@@ -110,6 +115,17 @@ def _capitalize_first(text: str) -> str:
 def _script_assets(name: str) -> list[str]:
     """Names of a client script's assets: the file of its name, and those whose names continue with `_`."""
     return [name, *sorted(path.stem for path in _ASSET_DIR.glob(f"{name}_*.js"))]
+
+
+def _script_hash(text: str) -> Markup:
+    """The source of a content security policy that allows one inline script, by its text."""
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return Markup(f"'sha256-{digest}'")
+
+
+@cache
+def _plotly_hash() -> Markup:
+    return _script_hash(PLOTLY_PATH.read_text(encoding="utf-8"))
 
 
 @cache

@@ -13,6 +13,7 @@ from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, format_id_ranges
 from clustersim.hardware.topology import Fabric, LinkKind
+from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.recompute_modules import RecomputeModule
@@ -23,6 +24,7 @@ from clustersim.model.training import (
     SelectiveOpRecompute,
     SelectiveRecompute,
 )
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -138,6 +140,20 @@ def describe_layout(scenario: "Scenario") -> str:
         f"of {training.microbatch}",
     ]
     return " · ".join(filter(None, labels))
+
+
+def describe_model(model: TransformerModel) -> str:
+    """A model's name, and how many layers have which mixer if not all have attention.
+
+    An MLP that is a layer of its own (Nemotron-H) is one of them.
+    """
+    counts: dict[str, int] = {}
+    for group in model.stack:
+        label = "MLP" if group.spec.mixer is None else group.spec.mixer.label
+        counts[label] = counts.get(label, 0) + group.count
+    if all(isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers):
+        return model.name
+    return f"{model.name} ({', '.join(f'{count:,} {label}' for label, count in counts.items())})"
 
 
 def describe_software(scenario: "Scenario") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from clustersim.hardware.degradation import Degradations
+from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.results.selected_algorithms import SelectedAlgorithm
 from clustersim.scenario import Contention, Scenario
 
@@ -20,6 +21,10 @@ MODEL_LIMITATIONS: Final = (
     "small reductions of gradients of key and value heads held by several ranks",
 )
 BALANCED_EXPERTS_NOTE: Final = "uneven loads of experts: each gets as many tokens as any other"
+SCAN_NOTE: Final = (
+    "rates of the kernels of linear attention and state spaces by GPU and length: their shares of the roofline are "
+    "those of an H200 with 8,192 tokens and more, of Mamba 2 on AMD those of published steps"
+)
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
@@ -41,10 +46,16 @@ def find_limitations(
         *_accelerator_notes(scenario),
         *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
+        *((SCAN_NOTE,) if _has_scans(scenario) else ()),
         *((CUDA_GRAPHS_LIMITATION,) if scenario.framework.uses_cuda_graphs else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
     )
+
+
+def _has_scans(scenario: Scenario) -> bool:
+    """Whether some layer has another mixer than attention."""
+    return any(not isinstance(mixer, SoftmaxAttention) for mixer in scenario.model.distinct_mixers)
 
 
 def _accelerator_notes(scenario: Scenario) -> Iterator[str]:

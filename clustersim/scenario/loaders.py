@@ -5,6 +5,7 @@ directory second.
 """
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,11 +25,14 @@ from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
+from clustersim.model.flops import layer_token_flops
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
+from clustersim.model.layer_stack import layer_specs
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.layer_partition import BalancedFlops
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import CollectiveType
@@ -226,7 +230,7 @@ def _schedule_files(choice: ScheduleConfig, base_dir: Path) -> tuple[Path, ...]:
 
 
 def read_layout(
-    config: LayoutConfig, model: TransformerModel, gpus: int, framework: Framework, schedule: Schedule
+    config: ScenarioConfig, model: TransformerModel, gpus: int, framework: Framework, schedule: Schedule
 ) -> Layout:
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
@@ -235,32 +239,40 @@ def read_layout(
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
     """
+    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence)
     deallocate_pipeline_outputs, overlap_setting = (
-        config.deallocate_pipeline_outputs,
-        config.overlap_moe_expert_parallel_comm,
+        section.deallocate_pipeline_outputs,
+        section.overlap_moe_expert_parallel_comm,
     )
     is_bidirectional = schedule.is_bidirectional
-    overlaps_by_default = schedule.overlaps_passes and config.ep > 1
-    copied_fields = {field.name: getattr(config, field.name) for field in fields(Layout) if field.name != "mirrored"}
-    pp, dp = config.pp, config.dp or max(1, gpus // config.ranks_per_replica)
+    overlaps_by_default = schedule.overlaps_passes and section.ep > 1
+    copied_fields = {field.name: getattr(section, field.name) for field in fields(Layout) if field.name != "mirrored"}
+    pp, dp = section.pp, section.dp or max(1, gpus // section.ranks_per_replica)
     if is_bidirectional:
         pp, dp = bidirectional_degrees(pp, dp)
     return Layout(
         **{
             **copied_fields,
-            "etp": 1 if config.etp is None and model.distinct_routed_moes else config.etp,
+            "etp": 1 if section.etp is None and model.distinct_routed_moes else section.etp,
             PIPELINE.name: pp,
             DATA.name: dp,
             "mirrored": is_bidirectional,
-            "order": tuple(config.order),
-            "data": config.data.strategy(),
-            "layers_per_stage": config.layers_per_stage.layer_partition(),
+            "order": tuple(section.order),
+            "data": section.data.strategy(),
+            "layers_per_stage": section.layers_per_stage.layer_partition(balanced),
             "overlap_moe_expert_parallel_comm": overlaps_by_default if overlap_setting is None else overlap_setting,
             "deallocate_pipeline_outputs": framework.deallocate_pipeline_outputs
             if deallocate_pipeline_outputs is None
             else deallocate_pipeline_outputs,
         }
     )
+
+
+def _balanced_flops(model: TransformerModel, sequence: int) -> BalancedFlops:
+    """Model FLOP of each layer, of which a causal mask's half is counted, and of the logits."""
+    by_spec = {spec: layer_token_flops(model, spec, sequence) for spec in model.distinct_specs}
+    layer_flops = tuple(by_spec[spec] for spec in layer_specs(model.stack))
+    return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden)
 
 
 def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:

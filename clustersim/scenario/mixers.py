@@ -32,7 +32,12 @@ from clustersim.scenario.config.mixers import (
 )
 from clustersim.scenario.config.model import ModelConfig
 
-_SECTIONS: Final = {
+_SECTIONS: Final[
+    Mapping[
+        MixerKind,
+        type[MambaConfig | Mamba1Config | GatedDeltaNetConfig | KdaConfig | LightningConfig],
+    ]
+] = {
     MixerKind.MAMBA: MambaConfig,
     MixerKind.MAMBA1: Mamba1Config,
     MixerKind.GATED_DELTA_NET: GatedDeltaNetConfig,

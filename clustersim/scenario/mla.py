@@ -21,6 +21,7 @@ _EXCLUDED_KEYS: Final = (
     "window",
     "rotary_percent",
     "attn_logit_softcapping",
+    "attention_output_gate",
     "causal",
 )
 _REQUIRED_KEYS: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")

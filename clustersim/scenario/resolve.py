@@ -300,7 +300,7 @@ def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _Refere
     """The layout of the job on its GPUs; raise InputError where its schedule allows none such."""
     gpu_count = inputs.view.cluster.gpu_count
     try:
-        return loaders.read_layout(config.layout, inputs.model, gpu_count, inputs.effective_framework, inputs.schedule)
+        return loaders.read_layout(config, inputs.model, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
         pp, rank_counts = config.layout.pp, range(loaders.FEWEST_PAIRED_RANKS, gpu_count + 1, 2)
         problem = SizeProblem(f"layout.{error}", Remedy.nearest("layout.pp", pp, rank_counts))

@@ -9,16 +9,16 @@ sent, gathered and reduced when follows from the order of passes, the placement 
 `_PipelineScheduleRuntime._load_csv`.
 """
 
-import csv
-import io
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from clustersim.common import input_files
 from clustersim.common.errors import InputError, format_value
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_ALPHABET: Final = "0-9A-Z_(); "
 _COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _BOM: Final = "\ufeff"  # byte order mark that spreadsheets write
 _OVERLAPPED_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
@@ -64,9 +64,10 @@ def parse_csv(text: str, source: str) -> ParsedOrder:
     source: its name in errors, which count rows and cells from 1.
     """
     try:
-        rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
-    except csv.Error as error:
-        raise InputError(f"{source} is no CSV: {error}") from error
+        numbered_rows = input_files.parse_csv(text)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    rows = [row for _, row in numbered_rows]
     while rows and not rows[-1]:
         rows.pop()
     parsed_rows = [_parse_row(cells, f"{source}, row {row_number}") for row_number, cells in enumerate(rows, start=1)]
@@ -100,7 +101,9 @@ def _parse_row(cells: list[str], label: str) -> list[tuple[int, ScheduleEntry]]:
         try:
             entries.append((cell, parse_entry(text)))
         except InputError as error:
-            raise InputError(f"{label}, cell {cell + 1}: {error}") from error
+            quoted = input_files.quote_cell(text, _ALPHABET)
+            reason = str(error) if quoted.startswith("'") else f"{quoted} is not an action, such as '0F0'"
+            raise InputError(f"{label}, cell {cell + 1}: {reason}") from error
     return entries
 
 

@@ -141,3 +141,7 @@ def _layer_categories(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
         yield f"{spec.block.value.replace('_', ' ')} layers"
         if spec.attention is not None and spec.attention.window is not None:
             yield "sliding windows"
+        if spec.attention is not None and not spec.attention.causal:
+            yield "attention without a mask"
+        if spec.mixer is not None and spec.mixer != spec.attention:
+            yield spec.mixer.label

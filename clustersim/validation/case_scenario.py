@@ -28,7 +28,7 @@ from clustersim.validation.training_precision import is_high_precision
 
 _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "activation offloading on": {"activations": "all"},
-    "optimizer offloading on": {"optimizer": True},
+    "optimizer offloading on": {"optimizer": True, "update": "sequential"},  # by DeepSpeed
 }
 _MUON_NOTE: Final = "optimizer muon"
 RECOMPUTE_MODES: Final = {

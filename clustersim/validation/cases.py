@@ -5,19 +5,17 @@ does not state the value, never zero. A table that lacks a required column is re
 parsed or predicted is skipped with a reason, and the other rows are still used.
 """
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clustersim.common.errors import InputError, format_value
+from clustersim.common.input_files import parse_table, quote_cell, read_text
 
 MAX_VALUE: Final = 1e18  # largest valid count, size or time; its inverse is the smallest
-_TableRow = dict[str | Any, str | Any]
 PUBLISHED_FOLDER: Final = Path(__file__).with_name("published")
 
 
@@ -85,13 +83,14 @@ class ValidationCase:
 
 def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCase]:
     """Read the rows of a table; raises InputError that names the file and its missing columns."""
-    text = _read_text(path)
+    text = read_text(path, encoding="utf-8-sig", any_digits=True)
     columns, rows = _parse_csv(path, text)
     missing = missing_columns(columns, required_columns)
     if missing:
+        listed = [column if column in required_columns else quote_cell(column, "a-z_").strip("'") for column in columns]
         raise InputError(
             f"{path}: missing {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}; it has "
-            f"{', '.join(columns) or 'none'}"
+            f"{', '.join(listed) or 'none'}"
         )
     if not rows:
         raise InputError(f"{path}: has no rows below its header")
@@ -100,7 +99,7 @@ def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCa
 
 def read_columns(path: Path) -> Sequence[str]:
     """The column names in a table's header; raises InputError that names the file if it cannot be read."""
-    return _parse_csv(path, _read_text(path))[0]
+    return _parse_csv(path, read_text(path, encoding="utf-8-sig", any_digits=True))[0]
 
 
 def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str]:
@@ -108,34 +107,19 @@ def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str
     return [column for column in required if column not in columns]
 
 
-def _read_text(path: Path) -> str:
-    """The text of a table, with its line ends."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return file.read()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-
-
 @lru_cache(maxsize=8)
-def _parse_csv(path: Path, text: str) -> tuple[Sequence[str], Sequence[tuple[int, _TableRow]]]:
+def _parse_csv(path: Path, text: str) -> tuple[Sequence[str], Sequence[tuple[int, dict[str, str]]]]:
     """The columns, and the rows with their line numbers."""
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        return reader.fieldnames or (), [(reader.line_num, row) for row in reader]
-    except csv.Error as error:
-        raise InputError(f"{path}: is not a CSV table ({error})") from error
+        return parse_table(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
 
 
 @lru_cache(maxsize=8)
 def _parse_cases(path: Path, text: str) -> Sequence[ValidationCase]:
     """The rows as cases; cached by the text, since the same tables are read for many purposes."""
-    return tuple(_parse_case(path, line, row) for line, row in _parse_csv(path, text)[1])
-
-
-def _parse_case(path: Path, line_number: int, row: _TableRow) -> ValidationCase:
-    if None in row:
-        raise InputError(f"{path}: line {line_number} has more cells than the header has columns")
-    return ValidationCase({str(column): str(cell or "").strip() for column, cell in row.items()}, line_number)
+    return tuple(
+        ValidationCase({column: cell.strip() for column, cell in row.items()}, line)
+        for line, row in _parse_csv(path, text)[1]
+    )

@@ -9,8 +9,12 @@ file, would explain it as well.
 The measured time, and its MFU, are judged by two prediction intervals: half of such steps lie within the 50 %
 interval, and a step between it and the 90 % interval is possible, but not what is expected.
 
-Order: causes that explain the gap come first, smallest change first; then those that explain a fraction of
-it (or more than all of it), closest to the full gap first.
+Where a discrete change has several sizes, the one closest to the measured time counts. Time outside the step's work
+(data loading, logging, a checkpoint) explains any longer step, so it is a cause up to half of the measured time.
+
+Order: causes that explain the gap come first, the most plausible first: in steps of how often such a thing is found
+(`Plausibility`) and of how large a continuous change is; then those that explain a fraction of it (or more than all
+of it), in steps of the distance from the full gap, the most plausible first.
 """
 
 import math
@@ -23,8 +27,9 @@ from clustersim.common.units import Dimension, Seconds, format_flops, format_ste
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
+from clustersim.scenario.changes.catalogue.misconfigurations import MAX_ROUTED_RANKS
 from clustersim.scenario.changes.catalogue.strengths import MAX_JITTERED_RANKS
-from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousChange, ScenarioChange
+from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousChange, Plausibility, ScenarioChange
 from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.simulation import simulate
 from clustersim.validation.explain_lower_bound import step_time_lower_bound
@@ -35,6 +40,9 @@ FULL_SHARE_TOLERANCE: Final = (
     0.1  # fraction of the gap that a cause with discrete effect may miss and still explain the gap
 )
 VISIBLE_SHARE: Final = 0.02  # fraction of the gap
+MAX_IDLE_SHARE: Final = 0.5  # fraction of the measured time: what waits for longer is another job
+_EFFORT_STEPS: Final = (1.25, 2.0, 4.0)  # ratios: beyond each, a continuous change is one step less plausible
+_DISTANCE_STEPS: Final = (0.25, 0.5, 1.0)  # fractions of the gap: beyond each, a cause is one step farther
 MAX_RATIO: Final = 1000.0  # measured over expected, or its inverse: beyond, the unit is wrong or it is not a step
 CAVEAT: Final = (
     "Candidates, not a diagnosis: each is tried alone. Several small ones together, effects that are not modelled, or "
@@ -49,7 +57,7 @@ class CandidateCause:
     description: what is changed; strength: of a continuous change, None: of a discrete one; step_time: simulated
     with the change; gap_share: fraction of the gap that it explains (1: all, above 1: overshoots, below 0: widens it);
     explains: whether gap_share is 1 within FULL_SHARE_TOLERANCE and the change fits in memory if the scenario
-    does; effort: size of the change, as the absolute logarithm of a ratio.
+    does; effort: size of the change, as the absolute logarithm of a ratio; plausibility: how often it is found.
     """
 
     name: str
@@ -59,6 +67,7 @@ class CandidateCause:
     gap_share: float
     explains: bool
     effort: float
+    plausibility: Plausibility = Plausibility.POSSIBLE
 
     @property
     def is_visible(self) -> bool:
@@ -172,7 +181,7 @@ class GapExplanation:
         if abs(self.relative_difference) <= NO_GAP:
             return ("There is no gap to explain.",)
         no_single_cause = () if any(cause.explains for cause in self.causes) else (self._no_single_cause_text(),)
-        return (*no_single_cause, *self._skipped_jitter_notes(), CAVEAT)
+        return (*no_single_cause, *self._skipped_jitter_notes(), *self._skipped_routing_notes(), CAVEAT)
 
     def _describe_impossible(self) -> str:
         peak = self.result.peak_flops
@@ -196,6 +205,16 @@ class GapExplanation:
             yield (
                 f"Jitter of every kernel is not tried: {ranks:,} ranks that all differ take long to simulate "
                 "(clustersim run with --set 'degradations.jitter=2 %')."
+            )
+
+    def _skipped_routing_notes(self) -> Iterator[str]:
+        """A note that free choice of experts is not tried, if too many ranks would differ."""
+        scenario = self.result.scenario
+        is_balanced = scenario.layout.ep > 1 and not scenario.training.expert_load
+        if self.relative_difference > 0 and is_balanced and scenario.layout.world_size > MAX_ROUTED_RANKS:
+            yield (
+                "Experts chosen freely are not tried: clustersim run says how much longer a step is with natural "
+                "routing, and --set training.expert_load simulates it."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -243,10 +262,12 @@ def explain_gap(
     *,
     continuous: Sequence[ContinuousChange] = CONTINUOUS_CHANGES,
     discrete: Sequence[ScenarioChange] = CATALOGUE,
+    outside: bool = True,
 ) -> GapExplanation:
     """Compare a measured step time with the simulated one, and search the causes of the gap among changes.
 
-    Some 50 simulations with all causes, at most 16 per cause. Raises InputError if the two times differ too
+    outside: whether time outside the step's work is a cause, too. Some 60 simulations with all causes, at most 16 per
+    cause. Raises InputError if the two times differ too
     much to be comparable.
     """
     result = simulate(scenario)
@@ -256,6 +277,7 @@ def explain_gap(
     if measured < lower_bound or abs(measured / result.step_time - 1.0) <= NO_GAP:
         return GapExplanation(result, measured, lower_bound, ())
     candidates = [*_discrete_causes(result, gap, discrete), *_continuous_causes(scenario, gap, continuous)]
+    candidates += _idle_cause(gap) if outside else ()
     return GapExplanation(result, measured, lower_bound, tuple(sorted(candidates, key=_plausibility_key)))
 
 
@@ -269,9 +291,25 @@ def _require_comparable(expected: Seconds, measured: Seconds) -> None:
         )
 
 
-def _plausibility_key(cause: CandidateCause) -> tuple[bool, float]:
-    """Sort key: causes that explain the gap by effort, then the others by distance from the full gap."""
-    return not cause.explains, cause.effort if cause.explains else abs(cause.gap_share - 1.0)
+def _plausibility_key(cause: CandidateCause) -> tuple[bool, int, int, float]:
+    """Sort key: causes that explain the gap by plausibility and effort, then the others by distance from it."""
+    distance, prior = abs(cause.gap_share - 1.0), cause.plausibility.value
+    if cause.explains:
+        return False, prior + _steps_beyond(math.exp(cause.effort), _EFFORT_STEPS), 0, cause.effort
+    return True, _steps_beyond(distance, _DISTANCE_STEPS), prior, distance
+
+
+def _steps_beyond(value: float, limits: Sequence[float]) -> int:
+    return sum(value > limit for limit in limits)
+
+
+def _idle_cause(gap: StepTimeGap) -> Iterator[CandidateCause]:
+    """Time in which all GPUs wait for something outside the step's work: it takes the whole gap."""
+    idle = gap.measured - gap.expected
+    if 0.0 < idle <= MAX_IDLE_SHARE * gap.measured:
+        description = f"GPUs wait {format_step_time(idle)} of each step for data, logging, or a checkpoint"
+        effort = math.log(gap.measured / gap.expected)
+        yield CandidateCause("idle", description, idle, gap.measured, 1.0, explains=True, effort=effort)
 
 
 def _discrete_causes(
@@ -279,10 +317,22 @@ def _discrete_causes(
 ) -> Iterator[CandidateCause]:
     """Every change in the direction of the gap that leaves the scenario legal; it has no strength and no effort."""
     for change in changes:
-        changed = change.first_alternative(result.scenario) if _use_of(gap) in change.uses else None
-        if changed is not None and not find_problems(changed.scenario):
-            label = change.label + changed.detail
-            yield _discrete_cause(change.name, label, simulate(changed.scenario), result, gap)
+        if _use_of(gap) in change.uses:
+            causes = list(_alternative_causes(change, result, gap))
+            if causes:
+                yield min(causes, key=lambda cause: abs(cause.gap_share - 1.0))
+
+
+def _alternative_causes(change: ScenarioChange, result: SimulationResult, gap: StepTimeGap) -> Iterator[CandidateCause]:
+    """A change at each of its sizes, up to the first that explains all of the gap; of a shorter step the first."""
+    for changed in change.alternatives(result.scenario):
+        if not find_problems(changed.scenario):
+            cause = _discrete_cause(change, change.label + changed.detail, simulate(changed.scenario), result, gap)
+            yield cause
+            if cause.gap_share >= 1.0:
+                return
+        if not gap.is_slower:
+            return
 
 
 def _use_of(gap: StepTimeGap) -> ChangeUse:
@@ -290,20 +340,21 @@ def _use_of(gap: StepTimeGap) -> ChangeUse:
 
 
 def _discrete_cause(
-    name: str, label: str, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
+    change: ScenarioChange, label: str, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
 ) -> CandidateCause:
     fits_in_memory, gap_share = (
         changed_result.fits_in_memory or not result.fits_in_memory,
         gap.explained_share(changed_result.step_time),
     )
     return CandidateCause(
-        name,
+        change.name,
         label + ("" if fits_in_memory else ", but would not fit in memory"),
         None,
         changed_result.step_time,
         gap_share,
         fits_in_memory and abs(gap_share - 1.0) <= FULL_SHARE_TOLERANCE,
         0.0,
+        change.plausibility,
     )
 
 
@@ -334,13 +385,14 @@ class _StepTimeByStrength:
 def _continuous_cause(
     change: ContinuousChange, fitted: FittedStrength, gap: StepTimeGap, effort: float
 ) -> CandidateCause:
-    label = change.describe(fitted.strength)
-    description, gap_share = (
-        label if fitted.explains_gap else f"even with {label}",
-        gap.explained_share(fitted.step_time),
-    )
+    gap_share = gap.explained_share(fitted.step_time)
+    has_checks = bool(change.checks) and gap.is_slower and gap_share >= VISIBLE_SHARE
+    label = change.describe(fitted.strength) + (f" ({change.checks})" if has_checks else "")
+    description = label if fitted.explains_gap else f"even with {label}"
     explains = fitted.explains_gap and abs(gap_share - 1.0) <= FULL_SHARE_TOLERANCE
-    return CandidateCause(change.name, description, fitted.strength, fitted.step_time, gap_share, explains, effort)
+    return CandidateCause(
+        change.name, description, fitted.strength, fitted.step_time, gap_share, explains, effort, change.plausibility
+    )
 
 
 def _format_difference(difference: float) -> str:

@@ -348,6 +348,7 @@ FRAMEWORKS: Final = (
     replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
     _TRANSFORMERS_2025,
+    replace(_TRANSFORMERS, name_substring="transformers 5.17", version="5.17"),
     _TRANSFORMERS,
     replace(_TRANSFORMERS_2025, name_substring="accelerate", framework="accelerate", version="1.12"),
     replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),

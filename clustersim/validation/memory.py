@@ -25,6 +25,7 @@ from typing import Final
 from clustersim.common.units import Bytes
 from clustersim.memory.footprint import SHARDED_CATEGORIES, MemoryCategory
 from clustersim.memory.ledger import MemoryLedger
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.layer_stack import BlockForm
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import PositionEncoding, TransformerModel, uniform_dimensions
@@ -339,7 +340,7 @@ def _is_expressible(model: TransformerModel) -> bool:
     has_plain_attention = all(
         attention.window is None and attention.qk_norm is None and not attention.attn_logit_softcapping
         for attention in model.distinct_attentions
-    )
+    ) and all(isinstance(mixer, FullAttention) for mixer in model.distinct_mixers)
     is_uniform = len(model.stack) == 1 and not model.distinct_moes
     return is_uniform and is_plain and has_plain_attention and model.positions is not PositionEncoding.ALIBI
 

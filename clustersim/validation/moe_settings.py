@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from clustersim.model.attention_spec import FullAttention, LatentAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
@@ -211,8 +211,7 @@ def _heads(attention: SoftmaxAttention) -> dict[str, int]:
     match attention:
         case FullAttention(head_dim=width):
             return stated | {"head_dim": width}
-        case LatentAttention():
-            return stated
+    return stated
 
 
 def _is_consistent(case: ValidationCase, stated: Mapping[str, int | str]) -> bool:

@@ -11,6 +11,7 @@ is the shortfall of the prediction.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
@@ -59,8 +60,16 @@ def compare_reliability(cases: Sequence[ValidationCase]) -> list[CaseComparison]
 
 
 def interruption_rates(cases: Sequence[ValidationCase]) -> dict[str, float]:
-    """Interruptions per 1,000 days of a node of 8 GPUs, by cluster, of the rows that define a cluster's rate."""
-    return {case.text("cluster"): _interruption_rate(case) for case in cases if case.boolean("basis")}
+    """Interruptions per 1,000 days of a node of 8 GPUs, by cluster, of the rows that define a cluster's rate.
+
+    Rows that do not say it are left out here; their comparison names what they lack.
+    """
+    rates: dict[str, float] = {}
+    for case in cases:
+        with suppress(CannotPredictError):
+            if case.boolean("basis"):
+                rates[case.text("cluster")] = _interruption_rate(case)
+    return rates
 
 
 def geometric_mean_rate(rates: Mapping[str, float]) -> tuple[float, float]:
@@ -98,8 +107,11 @@ def _interruption_rate(case: ValidationCase) -> float:
 def _compare_case(case: ValidationCase, rates: Mapping[str, float]) -> CaseComparison:
     quantity, is_lower_bound = case.text("quantity"), case.text("relation") == ">"
     groupings = {"quantity": quantity, "rates": case.text("rates")}
-    measured = case.positive_float("value")
+    measured = math.nan
     try:
+        measured = case.positive_float("value")
+        if case.boolean("basis"):
+            _interruption_rate(case)
         predicted = _predict(case, _prediction_rate(case, rates))
     except CannotPredictError as error:
         return CaseComparison(

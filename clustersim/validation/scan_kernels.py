@@ -1,4 +1,4 @@
-"""The kernels of a published row of linear attention, a state space, or what is beside them in a layer."""
+"""The kernels of a published row of linear attention, a state space, or what is next to them in a layer."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -38,8 +38,8 @@ def _lightning(case: ValidationCase, shard: MixerShard) -> Scan:
 
 
 def _mamba2(case: ValidationCase, shard: MixerShard) -> Scan:
-    sizes = (case.positive_int(column) for column in ("heads", "head_dim", "k", "groups"))
-    return ssd_scan(Mamba2(*sizes), shard)
+    heads, head_dim, state_dim, groups = (case.positive_int(column) for column in ("heads", "head_dim", "k", "groups"))
+    return ssd_scan(Mamba2(heads, head_dim, state_dim, groups), shard)
 
 
 _SCANS: Final[Mapping[str, Callable[[ValidationCase, MixerShard], Scan]]] = {

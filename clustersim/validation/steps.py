@@ -3,12 +3,12 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from clustersim.common.errors import InputError
+from clustersim.common.processes import worker_pool
 from clustersim.common.units import Seconds
 from clustersim.parallel.mesh import DISPLAY_AXES
 from clustersim.results.simulation_result import SimulationResult
@@ -119,7 +119,7 @@ def _compare_parallel(
     if workers == 1:
         results = map(compare, cases)
         return _collect(results, progress)
-    with ProcessPoolExecutor(workers) as pool:
+    with worker_pool(workers) as pool:
         return _collect(pool.map(compare, cases, chunksize=_CHUNK_SIZE), progress)
 
 

@@ -125,6 +125,12 @@ STDOUT_PREFIX = "[1,0]<stdout>:"
         "Tue Jul  1 12:00:00 2025<stdout>:",
         "2025-07-01T12:00:00.123456789Z ",
         "[2025-07-01 12:00:00,123] [1,0]<stdout>:",
+        "[0] ",
+        "node1: ",
+        "h100-001:",
+        "[rank0]: ",
+        "(worker-0, pid=4101) ",
+        "12:00:00.123 h100-001 | ",
     ],
 )
 def test_table_is_read_with_line_prefixes(

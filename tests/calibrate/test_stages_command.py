@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from calibrate.typed_command import typed_command
 from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (
@@ -379,10 +380,10 @@ def test_missing_torch_advises_installation(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_recorded_command_is_quoted_as_typed() -> None:
-    assert calibrate_command._command_as_typed(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
+    assert typed_command(["/usr/bin/clustersim", "calibrate", "--for", "a b.yaml"]) == (
         "clustersim calibrate --for 'a b.yaml'"
     )
-    assert calibrate_command._command_as_typed(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
+    assert typed_command(["calibrate/__main__.py", "--grid"]) == "clustersim calibrate --grid"
 
 
 def test_summary_counts_kernels_by_reason() -> None:

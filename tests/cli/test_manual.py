@@ -29,8 +29,12 @@ from clustersim.simulation import simulate
 from tests.cli.conftest import CommandRunner
 from tests.interop.repository_examples import TORCHTITAN
 from tests.interop.synthetic_profiles import three_steps
+from tests.interop.test_hugging_face import AXOLOTL
+from tests.interop.test_machines import TREE as SLURM_TREE
+from tests.interop.test_machines import gpu, matrix, system
 from tests.interop.test_megatron import SCRIPT
 from tests.interop.test_megatron_table import table
+from tests.interop.test_torchtitan_sources import PYTHON as PYTHON_JOBS
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -42,8 +46,14 @@ MANUAL_PLAN: dict[str, Any] = {
 }
 BENCHMARK_COMMANDS = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
 """Benchmarks that take minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
+FROM_PROFILE = "tests/calibrate/test_from_profile.py"
 TESTED_ELSEWHERE = {
     "clustersim validate steps": "tests/published/test_steps.py",  # its table, per source
+    "clustersim calibrate from-profile trace.json.gz --for plan.yaml -o record.json": FROM_PROFILE,
+    "clustersim calibrate from-profile measured --for plan.yaml --snapshot memory.pickle --step-time 61.2ms "
+    "-o record.json": FROM_PROFILE,
+    "clustersim diff measured plan.yaml --set cost.record=record.json": FROM_PROFILE,
+    "clustersim search plan.yaml --set cost.record=record.json --set cluster.gpus=512": FROM_PROFILE,
     "python3 -m venv": "tests/cli/test_readme.py",  # installing needs a network
 }
 EXTRA_ARGUMENTS = {
@@ -109,6 +119,11 @@ def manual_dir(tmp_path: Path) -> Path:
     (tmp_path / "measured").mkdir()
     three_steps(0, MANUAL_PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
     (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])
+    (tmp_path / "config_registry.py").write_text(PYTHON_JOBS.replace("small()", "llama3_8b()"))
+    (tmp_path / "qlora.yml").write_text(yaml.safe_dump(AXOLOTL))
+    (tmp_path / "topology.conf").write_text(SLURM_TREE)
+    (tmp_path / "system.xml").write_text(system([gpu(index) for index in range(8)]))
+    (tmp_path / "topo.txt").write_text(matrix("NV12", 8, nics=8))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     record = read_record(ROOT / "calibrate" / "records" / "published" / "h100-sxm-80gb.json")
     write_record(replace(record, origin=RecordOrigin.MEASURED, derivation=""), tmp_path / "my-gpu.json")

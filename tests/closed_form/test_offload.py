@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.common.errors import InputError
 from clustersim.cost.host_transfers import HostTransferCost
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.model.transformer import parameter_count
@@ -106,6 +107,46 @@ def test_the_offloaded_optimizer_pipelines_copies_and_updates() -> None:
     assert gpu_seconds > 0
     assert offloaded.step_time - on_gpu.step_time == pytest.approx(host_seconds - gpu_seconds, rel=1e-9)
     assert offloaded.breakdown.rank_seconds(0)["exposed host"] == pytest.approx(host_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(("threads", "rate"), [(None, 12.5e9 * 0.4), (1, 2e9), (2, 4e9), (3, 12.5e9 * 0.4)])
+def test_few_threads_reach_less_than_the_memory_s_bandwidth(threads: int | None, rate: float) -> None:
+    host = replace(HOST_MEMORY, core_bandwidth=2e9)
+    cost = HostTransferCost(_NoCommCost(), host, np.full(2, 8), threads)  # type: ignore[arg-type]
+    update = HostOp("update", CollectiveType.SEND_RECV, HOST_GROUP.name, 100e9, HostOpKind.ON_HOST)
+    assert cost.time_comm_op(update).seconds == pytest.approx(np.full(2, 100e9 / rate))
+    copy = replace(update, kind=HostOpKind.H2D)  # a DMA, not work of a core
+    assert cost.time_comm_op(copy).seconds == pytest.approx(np.full(2, 0.5 + 100e9 / 10e9))
+
+
+def test_a_sequential_update_waits_for_each_slice_and_moves_more() -> None:
+    """Units one after the other; beyond the 30 bytes, gradients are scaled (8), and weights are read to convert (4).
+
+    The first unit's gradients come first; those of the others are out before the CPU is ready for them.
+    """
+    offload = "training.offload={optimizer: true, update: sequential, threads: 1}"
+    core = "cluster.node.host_memory.core_bandwidth=5 GB/s"
+    result = simulate(scenario(offload, core, host=replace(HOST_MEMORY, core_bandwidth=5e9)))
+    count = parameter_count(result.scenario.model) / 2 / UNITS
+    d2h_seconds, h2d_seconds = 0.5 + 4 * count / 20e9, 0.5 + 2 * count / 10e9
+    update = 42 * count / 5e9
+    expected = d2h_seconds + UNITS * (update + h2d_seconds)
+    assert result.breakdown.rank_seconds(0)["exposed host"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("offload", "complaint"),
+    [
+        ("{optimizer: true, threads: 1}", "core_bandwidth"),
+        ("{optimizer: true, threads: 0}", "threads"),
+        ("{optimizer: true, update: eager}", "sequential"),
+        ("{activations: all, threads: 1}", "optimizer: true"),
+        ("{update: sequential}", "optimizer: true"),
+    ],
+)
+def test_an_update_on_the_host_that_cannot_be(offload: str, complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        simulate(scenario(f"training.offload={offload}"))
 
 
 def test_a_partly_offloaded_optimizer_updates_on_both_sides() -> None:

@@ -1,10 +1,12 @@
 import os
+import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from clustersim.common.errors import OutputError
-from clustersim.common.files import atomic_file, require_writable, write_text_atomically
+from clustersim.common.files import atomic_file, atomic_files, is_leftover, require_writable, write_text_atomically
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
@@ -75,3 +77,48 @@ def test_the_directory_must_be_writable(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("answer", "new"):
         with pytest.raises(OutputError, match="no permission"):
             require_writable(tmp_path / name)
+
+
+def test_the_mode_of_an_existing_file_stays(tmp_path: Path) -> None:
+    for mode in (0o600, 0o664, 0o640):
+        target = tmp_path / f"answer-{mode:o}"
+        target.write_text("old")
+        target.chmod(mode)
+        write_text_atomically(target, "new")
+        assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("new", mode)
+
+
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    write_text_atomically(tmp_path / "answer", "text")
+    assert (tmp_path / "answer").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_temporary_names_are_new_each_time_and_planted_files_are_not_written(tmp_path: Path) -> None:
+    names = []
+    for _ in range(3):
+        with atomic_files([tmp_path / "answer"]) as (partial,):
+            assert is_leftover(partial)
+            assert not partial.is_symlink()
+            names.append(partial.name)
+    assert len({*names}) == len(names)
+
+
+def test_one_target_named_twice_is_written_once(tmp_path: Path) -> None:
+    with atomic_files([tmp_path / "answer", tmp_path / "answer"]) as (first, second):
+        assert first == second
+        first.write_text("text")
+    assert [path.name for path in tmp_path.iterdir()] == ["answer"]
+
+
+def test_of_threads_that_write_one_file_the_last_wins_whole(tmp_path: Path) -> None:
+    target, texts = tmp_path / "answer", [character * 300_000 for character in "abcdefgh"]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        writes = [pool.submit(write_text_atomically, target, text) for text in texts * 8]
+        while not all(write.done() for write in writes):
+            if target.exists():
+                assert target.read_text() in texts
+    for write in writes:
+        write.result()
+    assert target.read_text() in texts
+    assert list(tmp_path.iterdir()) == [target]

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor, RecordOrigin
 from clustersim.cost.measured_kernels import MeasuredKernels, fitted_model
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.model.kernels import AttentionShape, Kernel, MatmulLayout, MatmulShape, MemoryBoundOp
+from clustersim.model.training import AttentionBackend
 from tests.cost.records import (
     H100,
     MODEL,
@@ -214,3 +215,48 @@ def test_a_single_sample_has_the_models_error():
     timing = measured_timing(record_of([sampled], lambda kernel: 1.25 * model_seconds(kernel)), queried)
     assert timing.provenance is Provenance.INTERPOLATED
     assert timing.error == pytest.approx(1.0 - 1.0 / 1.25)
+
+
+PROFILE = ProfileAnchor("trace.json", 1, 2, 1.0, 1.0, 1.0, AttentionBackend.FLASH)
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.0, 1.8])
+def test_profiled_kernels_are_the_anchor_of_others(factor: float):
+    """Where all samples differ from the model by one factor, so does a kernel of any size; it is no measurement."""
+    record = record_of(CUBE[:8], lambda kernel: factor * MODEL.time_kernel(kernel).seconds)
+    assert measured_timing(record, OUTER).provenance is not Provenance.FITTED
+    timing = measured_timing(replace(record, profile=PROFILE), OUTER)
+    assert timing.seconds == pytest.approx(factor * MODEL.time_kernel(OUTER).seconds)
+    assert timing.provenance is Provenance.FITTED
+    assert timing.error == pytest.approx(0.0, abs=0.05)  # the leave-one-out error approaches the model
+
+
+def test_one_profiled_kernel_is_less_sure_of_others_the_farther_they_are():
+    record = replace(record_of([CUBE[7]], lambda kernel: 1.5 * MODEL.time_kernel(kernel).seconds), profile=PROFILE)
+    shape = CUBE[7].shape
+    assert isinstance(shape, MatmulShape)
+    errors = [
+        measured_timing(record, matmul_kernel(replace(shape, m=shape.m * multiple))).error for multiple in (2, 4, 16)
+    ]
+    assert all(error is not None and 0.0 < error < 0.5 for error in errors)
+    assert errors == sorted(errors)
+
+
+def test_absent_kernels_take_no_time_at_any_size():
+    """In their family, unless others of it were there."""
+    absent = replace(kernel_sample(CUBE[0], 1.0), time=None, outcome=MeasurementOutcome.ABSENT)
+    record = replace(record_of([norm_kernel(10, 20)], lambda _: 1e-5), profile=PROFILE)
+    only_absent = replace(record, kernels=(*record.kernels, absent))
+    assert [measured_timing(only_absent, kernel).seconds for kernel in (CUBE[0], OUTER)] == [0.0, 0.0]
+    with_another = replace(only_absent, kernels=(*only_absent.kernels, kernel_sample(CUBE[1], 1e-3)))
+    assert measured_timing(with_another, CUBE[0]).seconds == 0.0
+    assert measured_timing(with_another, OUTER).seconds > 0.0
+
+
+def test_places_of_a_step_are_averaged():
+    """The dispersion over places is no error of their mean, which a step takes."""
+    record = record_of([CUBE[7]], drifting_seconds, dispersion=0.03)
+    (sample,) = record.kernels
+    assert sample.time is not None
+    profiled = replace(record, profile=PROFILE, kernels=(replace(sample, time=replace(sample.time, repetitions=9)),))
+    assert measured_timing(profiled, CUBE[7]).error == pytest.approx(0.01)

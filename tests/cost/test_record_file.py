@@ -23,8 +23,11 @@ from clustersim.cost.calibration_record import (
     KernelSample,
     LaunchMode,
     MeasurementOutcome,
+    MemoryAnchor,
+    ProfileAnchor,
     TelemetrySample,
     TimeStatistics,
+    UnmatchedCall,
 )
 from clustersim.cost.record_file import read_record, record_text, write_record
 from clustersim.model.kernels import (
@@ -36,6 +39,7 @@ from clustersim.model.kernels import (
     MemoryBoundOp,
     MemoryBoundShape,
 )
+from clustersim.model.training import AttentionBackend
 from clustersim.program.task import CollectiveType
 from tests.cost.records import (
     CONDITIONS,
@@ -98,6 +102,18 @@ RECORD = CalibrationRecord(
     host_launches=(HostLaunchSample(LaunchMode.EAGER, 7e-6, 9e-6, (120, 240)),),
     gpus=(GpuSample("0", spread(1e-3), HOT), GpuSample("1", spread(1.02e-3))),
     holdout_steps=(HoldoutStep("4 layers", 0.10, 0.11),),
+    profile=ProfileAnchor(
+        "trace.json.gz",
+        1,
+        2,
+        0.1,
+        0.09,
+        0.08,
+        AttentionBackend.SDPA,
+        (UnmatchedCall("aten::cos", "forward", 1.0, 1e-6),),
+        MemoryAnchor(2e9, 3e9, 1e9, 4, 8192),
+        0.5,
+    ),
 )
 
 
@@ -163,6 +179,12 @@ def test_integers_are_read_as_floats(path: Path):
         (["telemetry", 0, "state", "power_w"], -1.0, "telemetry[0].state.power_w: -1.0 is below zero"),
         (["gpus", 1, "device"], "0", "gpus[1] is the same measurement as gpus[0]; keep one of them"),
         (["holdout_steps", 0, "measured"], -0.1, "holdout_steps[0].measured: -0.1 is not above zero"),
+        (["profile", "busy"], 0.0, "profile.busy: 0.0 is not above zero"),
+        (["profile", "memory", "modelled"], 0.0, "profile.memory.modelled: 0.0 is not above zero"),
+        (["profile", "memory", "tokens"], 0, "profile.memory.tokens: 0 is not above zero"),
+        (["profile", "host_scale"], -1.0, "profile.host_scale: -1.0 is below zero"),
+        (["profile", "unmatched", 0, "seconds"], -1.0, "profile.unmatched[0].seconds: -1.0 is below zero"),
+        (["profile", "attention"], "flush2", "profile.attention: 'flush2' is unknown; did you mean flash2?"),
         (["version"], ..., "is no calibration record: version is missing"),
         (["device"], ..., "is no calibration record: device is missing"),
         (["kernel"], [], "kernel: unknown key; did you mean kernel_fit or kernels?"),
@@ -279,7 +301,7 @@ def test_duplicate_kernels_are_rejected_despite_different_names(path: Path):
 
 def test_a_truncated_file_is_refused(path: Path):
     path.write_text(record_text(RECORD)[:-20], encoding="utf-8")
-    assert read_error(path).startswith("is not valid JSON: ")
+    assert read_error(path).startswith("is not valid JSON")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "7", "\x00", '{"version": 1, "version": 1}'])

@@ -44,6 +44,14 @@ KERNEL_NAMES = {  # from traces of A100, H100, H200, MI250 and V100
     "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)": GpuSpanKind.COMMUNICATION,
     "void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)": GpuSpanKind.COMMUNICATION,
     "void cub::DeviceRadixSortOnesweepKernel<Policy800>": GpuSpanKind.OTHER,
+    "chunk_gated_delta_rule_fwd_kernel_h_blockdim64": GpuSpanKind.ATTENTION,
+    "chunk_bwd_kernel_dqkwg": GpuSpanKind.ATTENTION,
+    "_chunk_scan_fwd_kernel": GpuSpanKind.ATTENTION,
+    "_state_passing_bwd_kernel": GpuSpanKind.ATTENTION,
+    "l2norm_fwd_kernel": GpuSpanKind.NORM,
+    "layer_norm_gated_bwd_kernel": GpuSpanKind.NORM,
+    "void causal_conv1d_channellast_fwd_kernel<Causal_conv1d_channellast_fwd_kernel_traits<128, 4>>":
+        GpuSpanKind.POINTWISE,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,6 @@ GPU_CATEGORIES = (
     TimeCategory.COMPUTE,
     TimeCategory.RECOMPUTE,
     TimeCategory.OPTIMIZER,
-    TimeCategory.LAUNCH,
     TimeCategory.SLOWED,
 )
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
@@ -61,7 +61,9 @@ def test_a_trace_has_the_time_breakdown_of_its_scenario(tmp_path: Path, override
     for rank in step.ranks:
         categories = result.breakdown.rank_seconds(rank.rank)
         expected = sum(categories[category.value] for category in GPU_CATEGORIES)
-        assert rank.category_seconds[STEP_CATEGORIES.index(StepCategory.COMPUTE)] == pytest.approx(expected, rel=1e-5)
+        waiting = categories[TimeCategory.LAUNCH.value]  # it is slowed by collectives as kernels are, and idle here
+        compute = rank.category_seconds[STEP_CATEGORIES.index(StepCategory.COMPUTE)]
+        assert compute == pytest.approx(expected, abs=1e-5 * expected + 0.2 * waiting)
         assert rank.category_seconds.sum() == pytest.approx(result.step_time, abs=2 * NANOSECOND)
         exposed = rank.category_seconds[STEP_CATEGORIES.index(StepCategory.EXPOSED)]
         assert exposed == pytest.approx(rank.comm_seconds - rank.hidden_seconds, abs=NANOSECOND)
@@ -339,3 +341,21 @@ def test_a_real_trace_without_marks_has_steps_that_end_with_the_optimizer() -> N
     assert kinds[GpuSpanKind.MATMUL] == 3 * (7 * 4 + 1) + 1  # three of each linear layer, and rotary's angles
     assert kinds[GpuSpanKind.ATTENTION] == pytest.approx(5 * 4, abs=4)  # three more kernels in each backward
     assert 3 * 52 <= kinds[GpuSpanKind.OPTIMIZER] < 3 * 52 + 10
+
+
+def test_reading_needs_a_small_part_of_a_trace(tmp_path: Path) -> None:
+    """Python's frames and counters are passed over; what is kept is numbers."""
+    profile = three_steps()
+    frame = {"ph": "X", "cat": "python_function", "name": "torch/nn/modules/module.py(1773): _wrapped_call_impl",
+             "pid": 7, "tid": 7, "ts": 1.0, "dur": 2.0, "args": {"Python id": 1, "Python parent id": 2}}  # fmt: skip
+    profile.events += [frame] * 40_000
+    file = profile.write(tmp_path / "trace.json")
+    tracemalloc.start()
+    try:
+        traces = read_traces(file)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert traces.ranks[0].step_numbers == (5, 6, 7, 8)
+    assert file.stat().st_size > 7_500_000
+    assert peak < 6_000_000

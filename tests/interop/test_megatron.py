@@ -418,7 +418,12 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
             "--num-layers: its value is not in the script: $LAYERS (line 1) is not known; give --define LAYERS=VALUE",
         ),
         ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--normalization rmsnorm", "RMSNorm"),
-        (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
+        (SMALL + "--hybrid-override-pattern M-M*/M", "multi-token prediction layers of several kinds"),
+        (SMALL + "--spec my.layers my_stack_spec", "--spec: layers of one's own"),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--experimental-attention-variant dsa",
+            "'dsa' is not modelled",
+        ),
         (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
         (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
         (
@@ -426,8 +431,8 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
             "'soap' is not modelled; adam",
         ),
         (
-            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type a2a",
-            "'a2a' is not modelled",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type p2p a2a",
+            "kinds that differ by layer are not modelled",
         ),
         (
             "torchrun --nproc_per_node 8 pretrain_gpt.py "

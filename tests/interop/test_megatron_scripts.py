@@ -203,6 +203,44 @@ def test_recomputation_of_all_years(arguments: str, recompute: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [
+        ("--cp-comm-type p2p", {}),
+        ("--cp-comm-type a2a", {"cp_kind": "ulysses"}),
+        ("--cp-comm-type all_gather", {"cp_kind": "all_gather"}),
+        (
+            "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4",
+            {"cp_kind": "two_dimensional", "cp_inner": 2},
+        ),
+    ],
+)
+def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object]) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} --context-parallel-size 8 {arguments}")["layout"]
+    assert {key: value for key, value in imported.items() if key in ("cp_kind", "cp_inner")} == layout
+    assert "cp_kind" not in mapping(f"{TORCHRUN} {BASE} {arguments}")["layout"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "optimizer", "data"),
+    [
+        ("--optimizer lion", "lion", "ddp"),
+        ("--optimizer muon", "muon", "ddp"),
+        ("--optimizer dist_muon", "muon", "zero"),
+        ("--optimizer muon --use-distributed-optimizer", "muon", "zero"),
+        (
+            "--optimizer muon --muon-num-ns-steps 6 --muon-tp-mode blockwise --muon-use-syrk",
+            {"name": "muon", "steps": 6, "tensor_parallel": "blockwise", "symmetric": True},
+            "ddp",
+        ),
+    ],
+)
+def test_optimizers(arguments: str, optimizer: object, data: str) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} {arguments}")
+    assert imported["training"]["optimizer"] == optimizer
+    assert data in str(imported["layout"]["data"])
+
+
+@pytest.mark.parametrize(
     ("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "cut_cross_entropy")]
 )
 def test_fused_losses(implementation: str, loss: str) -> None:
@@ -389,3 +427,23 @@ def test_parameters_of_an_unknown_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\./\$1\.sh, which line 1 sources"):
         imported(script, tmp_path)
     assert mapping(script, tmp_path, arg1="small")["model"]["layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("extra", "tp"),
+    [("--is-scaling-mode --x", 1), ("--other", 2), ("", 2), ("--IS-SCALING-MODE", 2)],
+)
+def test_grep_of_a_known_text_is_known(extra: str, tp: int) -> None:
+    script = f"""
+EXTRA="{extra}"
+TP=2
+if echo "$EXTRA" | grep -q -- "--is-scaling-mode"; then TP=1; fi
+{TORCHRUN} {BASE} --tensor-model-parallel-size $TP
+"""
+    assert mapping(script)["layout"].get("tp", 1) == tp
+
+
+@pytest.mark.parametrize("offset", ["$START", "$START-1+1", "2", "$START:1"])
+def test_offsets_in_substrings_are_read(offset: str) -> None:
+    script = f'TEXT=xx4\nSTART=2\n{TORCHRUN} {BASE} --tensor-model-parallel-size "${{TEXT:{offset}}}"'
+    assert mapping(script)["layout"]["tp"] == 4

@@ -174,8 +174,6 @@ def test_a_file_s_program_is_found(text: str, source: str, program: str) -> None
     ("text", "source", "message"),
     [
         ('{"zero_optimization": {"stage": 3}}', "ds.json", "is DeepSpeed's JSON, which has no model"),
-        ("base_model: x\nmicro_batch_size: 2\n", "a.yml", "is axolotl's configuration"),
-        ("model_name_or_path: x\nfinetuning_type: lora\n", "a.yaml", "is Llama-Factory's configuration"),
         ("per_device_train_batch_size: 4\n", "a.yaml", "Hugging Face's TrainingArguments"),
         ("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yaml", "accelerate's configuration"),
         ("a: 1\n", "a.yaml", "its keys are those of no program that is read: a"),
@@ -194,7 +192,13 @@ def test_other_files_are_told_apart(text: str, source: str, message: str) -> Non
     [
         (MODEL_ARGS, "megatron", "--global-batch-size: its value is not in the script: $GBS"),
         (PRIMUS, "primus", "small.yaml is not here; give the file inside Primus' checkout"),
-        (PRIMUS.replace("framework: megatron", "framework: torchtitan"), "primus", "'torchtitan' is not read"),
+        (PRIMUS.replace("framework: megatron", "framework: maxtext"), "primus", "'maxtext' is not read"),
+        (PRIMUS.replace("model:", "trainer_class: FluxTrainer\n    model:"), "primus", "FluxTrainer: its step"),
+        (
+            MODEL_ARGS.replace("MODEL_ARGS:", "MODEL_ARGS:\n  --bert-no-binary-head: true"),
+            "megatron",
+            "encoders are not",
+        ),
         (NEMO, "gpt-neox", "is no file of gpt-neox; it is nemo's"),
         (NEMO.replace("rmsnorm", "rmsnrm"), "nemo", "did you mean rmsnorm?"),
         (NEMO.replace("precision: bf16", "precision: 64"), "nemo", "trainer.precision: '64' is not read"),
@@ -205,3 +209,59 @@ def test_other_files_are_told_apart(text: str, source: str, message: str) -> Non
 def test_what_is_not_read_is_refused(text: str, program: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         IMPORTERS[program](text, "run.yaml", "dgx-h100", 8, ImportContext(tmp_path))
+
+
+TITAN_MODEL = "model: {name: llama3, flavor: 8B, converters: [primus_turbo]}\n"
+PRIMUS_TITAN = """
+modules:
+  pre_trainer:
+    framework: torchtitan
+    config: pre_trainer.yaml
+    model: llama.yaml
+    overrides:
+      training: {local_batch_size: "${MBS:4}", seq_len: 8192, mock_data: true}
+      activation_checkpoint: {mode: full}
+      parallelism: {tensor_parallel_degree: 2}
+      primus_turbo: {enable_primus_turbo: true}
+"""
+TITAN_TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 4
+seq_len = 8192
+[activation_checkpoint]
+mode = "full"
+[parallelism]
+tensor_parallel_degree = 2
+"""
+
+
+def test_primus_on_torchtitan_is_torchtitan_s_job(tmp_path: Path) -> None:
+    models = tmp_path / "primus/configs/models/torchtitan"
+    models.mkdir(parents=True)
+    (models / "llama.yaml").write_text(TITAN_MODEL, encoding="utf-8")
+    context = ImportContext(tmp_path / "examples")
+    assert detect_program(PRIMUS_TITAN, "run.yaml") == "primus"
+    imported = IMPORTERS["primus"](PRIMUS_TITAN, "run.yaml", "dgx-h100", 16, context)
+    assert imported.mapping == IMPORTERS["torchtitan"](TITAN_TOML, "job.toml", "dgx-h100", 16, ImportContext()).mapping
+    assert imported.ignored_arguments == ("[training] mock_data",)
+    assert any("Primus-Turbo" in remark for remark in imported.assumptions)
+
+
+def test_bert_s_vocabulary_is_no_gpt_2_s() -> None:
+    """BERT's vocabulary is one file, without merges."""
+    base = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    bert = f"{base}--micro-batch-size 1 --vocab-file vocab.txt"
+    with pytest.raises(InputError, match="vocabulary's size"):
+        IMPORTERS["megatron"](bert, "x", "dgx-h100", 8, ImportContext())
+    gpt = IMPORTERS["megatron"](f"{bert} --merge-file merges.txt", "x", "dgx-h100", 8, ImportContext())
+    assert gpt.mapping["model"]["vocab"] == 50304
+
+
+def test_a_list_without_quotes_is_several_words() -> None:
+    text = MODEL_ARGS.replace("${GBS}", "64")
+    text += "  --recompute-granularity: selective\n  --recompute-modules: '[mlp, core_attn]'\n"
+    read = IMPORTERS["megatron"](text, "x", "dgx-h100", 8, ImportContext()).mapping
+    assert sorted(read["training"]["recompute"]["modules"]) == ["core_attn", "mlp"]

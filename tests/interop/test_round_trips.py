@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
 from clustersim.interop.export import ExportResult, differing_keys, export_scenario, stated_kernels
+from clustersim.interop.import_result import ImportContext
 from clustersim.interop.model_equivalence import models_equivalent
 from clustersim.interop.registry import EXPORTERS, IMPORTERS
 from clustersim.interop.torchtitan_flavors import FLAVORS
@@ -20,7 +21,8 @@ from tests.strategies import mappings
 
 
 def import_text(program: str, text: str, gpus: int) -> Scenario:
-    return Scenario.from_mapping(IMPORTERS[program](text, "run", "dgx-h100", gpus).mapping, default_name="run")
+    imported = IMPORTERS[program](text, "run", "dgx-h100", gpus, ImportContext())
+    return Scenario.from_mapping(imported.mapping, default_name="run")
 
 
 def export_as(program: str, scenario: Scenario) -> ExportResult:
@@ -30,7 +32,7 @@ def export_as(program: str, scenario: Scenario) -> ExportResult:
 def round_trip(program: str, scenario: Scenario) -> Scenario:
     """A scenario by way of its arguments, on its own cluster."""
     reimported = IMPORTERS[program](
-        export_as(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size
+        export_as(program, scenario).text, scenario.name, "dgx-h100", scenario.layout.world_size, ImportContext()
     )
     mapping = {key: value for key, value in scenario.to_mapping().items() if key not in reimported.mapping}
     return Scenario.from_mapping({**mapping, **reimported.mapping, "cluster": scenario.to_mapping()["cluster"]})
@@ -69,7 +71,9 @@ MEGATRON_CHOICES = (
      "--recompute-granularity full --recompute-method block --recompute-num-layers 1", "--recompute-activations",
      "--recompute-granularity selective --recompute-modules mlp core_attn"],
     ["", "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"],
-    ["", "--context-parallel-size 2"],
+    ["", "--context-parallel-size 2", "--context-parallel-size 2 --cp-comm-type a2a",
+     "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"],
+    ["", "--optimizer lion", "--optimizer muon --muon-tp-mode distributed --muon-num-ns-steps 6"],
     ["", "--pipeline-model-parallel-size 2",
      "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
      "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 --no-overlap-p2p-communication",
@@ -77,9 +81,11 @@ MEGATRON_CHOICES = (
      "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|ttt|ttt|tL'", "--use-tp-pp-dp-mapping"],
     ["", "--swiglu --normalization RMSNorm --disable-bias-linear", "--swiglu --ffn-hidden-size 320",
      "--position-embedding-type rope --rotary-percent 0.5 --qk-layernorm", "--add-qkv-bias --disable-bias-linear",
+     "--position-embedding-type none",
      "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights",
      "--window-size 31,0", "--window-size 31,0 --window-attn-skip-freq 3 --softmax-type learnable"],
     ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
+     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear",
      "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
      "--mtp-num-layers 1 --position-embedding-type rope"],
 )  # fmt: skip
@@ -110,11 +116,13 @@ PROPERTY_SETTINGS = examples(100, suppress_health_check=[HealthCheck.filter_too_
 @PROPERTY_SETTINGS
 @given(megatron_arguments())
 def test_all_legal_megatron_arguments_round_trip(text: str) -> None:
+    """As a launch script and as an experiment of Primus, which has the same arguments."""
     try:
         scenario = import_text("megatron", text, 16)
     except InputError:
         assume(False)
     assert_round_trips("megatron", scenario)
+    assert_round_trips("primus", scenario)
 
 
 def test_mla_round_trips() -> None:

@@ -210,13 +210,24 @@ def test_converters_set_the_precision(converter: str, section: str, precision: o
     assert import_mapping(MODEL + sections, 4)["training"]["precision"] == {"compute": "bf16"}
 
 
+@pytest.mark.parametrize(("method", "kind"), [("allgather", "all_gather"), ("alltoall", "ring")])
+def test_rotation_of_keys_is_a_kind_of_context_parallelism(method: str, kind: str) -> None:
+    keys = f"[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = '{method}'\n"
+    assert Scenario.from_mapping(import_mapping(MODEL + keys, 4)).layout.cp_kind.value == kind
+
+
+def test_an_optimizer_in_backward_has_no_gradients_to_clip() -> None:
+    training = import_mapping(MODEL + "[optimizer]\nearly_step_in_backward = true\n", 4)["training"]
+    assert (training["optimizer_in_backward"], training["gradient_clipping"]) == (True, False)
+
+
 def test_unsupported_keys_are_named_where_they_have_an_effect() -> None:
     text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
-    text += "context_parallel_rotate_method = 'alltoall'\n"
+    text += "context_parallel_load_balancer = 'ptrr'\n"
     always_named = ("[fault_tolerance]",)
     assert import_torchtitan(text, "job", gpu_count=4).ignored_arguments == always_named
     unsupported = import_torchtitan(f"{text}context_parallel_degree = 2", "job", gpu_count=4).ignored_arguments
-    assert set(unsupported) == {*always_named, "[parallelism] context_parallel_rotate_method"}
+    assert set(unsupported) == {*always_named, "[parallelism] context_parallel_load_balancer"}
 
 
 @pytest.mark.parametrize("flavor", FLAVORS, ids=lambda flavor: f"{flavor.name} {flavor.flavor}")
@@ -289,7 +300,6 @@ REJECTED = [
     ("[activation_checkpoint]\nselective_ac_option = 2", "2 is not a text in quotes"),
     ("[activation_checkpoint]\nselective_ac_option = 'two'", 'neither "op" nor such as "2"'),
     ("[optimizer]\nname = 'Muon'", "'Muon' is not known"),
-    ("[optimizer]\nearly_step_in_backward = true", "not modelled"),
     ("[model]\nname = 'lama3'", "did you mean llama3?"),
     ("[model]\nflavor = '8b_fex'", "8B_flex"),
     ("[model]\nconverters = ['fp8']", "is not known"),

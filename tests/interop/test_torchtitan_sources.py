@@ -170,3 +170,14 @@ def test_deep_python_is_one_sentence(depth: int) -> None:
     with pytest.raises(InputError) as refused:
         _import(text.replace("seq_len=4 * 2048", f"seq_len={'-' * depth}8192"))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("calls", [1, 4])
+def test_jobs_of_jobs_of_themselves_end(calls: int) -> None:
+    """Each of thirty jobs is made of the next, one or four times: 4^30 calls."""
+    inner = "".join(
+        f"def f{index}() -> Trainer.Config:\n" + f"    config = f{index + 1}()\n" * calls + "    return config\n"
+        for index in range(30)
+    )
+    with pytest.raises(InputError, match="too many other jobs"):
+        _import(f"{PYTHON}\n{inner}\ndef f30() -> Trainer.Config:\n    return f0()\n", config="f0")

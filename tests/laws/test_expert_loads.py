@@ -38,6 +38,7 @@ def scenario_with_load(
             "layout": layout | {"dispatcher": dispatcher.value},
             "training": {"sequence": 512, "global_batch": 32, "expert_load": load_value},
             "cost": {"network": "uncontended"},
+            "framework": "ideal",
             "steps": steps,
         }
     )

@@ -80,6 +80,18 @@ def test_a_higher_zero_stage_never_takes_more_state_memory(base: dict[str, Any])
         assert all(a <= b * TOLERANCE for a, b in zip(more_sharded, less_sharded, strict=True))
 
 
+@given(MAPPINGS)
+@examples(60)
+def test_zero_2_beside_a_pipeline_never_needs_more_than_zero_1(base: dict[str, Any]) -> None:
+    """Both hold all gradients until the last backward reduces them, even where that is the only one."""
+    assume(base["layout"]["pp"] > 1)
+    dp = base["layout"]["dp"]
+    for microbatches in (1, 8):
+        batch = "training.microbatch=1", f"training.global_batch={microbatches * dp}", "schedule=1f1b"
+        first, second = (_changed(base, *batch, f"layout.data={data}") for data in ("zero1", "zero2"))
+        assert peak_memory(second) <= peak_memory(first) * TOLERANCE
+
+
 @given(MAPPINGS, st.sampled_from(["zero1", "fsdp"]))
 @examples(60)
 def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], data: str) -> None:

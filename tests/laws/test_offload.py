@@ -15,7 +15,7 @@ from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.memory.activations import Activations
-from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, HostUpdate, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.training import FullRecompute
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
 from clustersim.program.task import CollectiveTask, ComputeTask, HostOp, HostOpKind
@@ -54,7 +54,9 @@ def offload_scenarios(draw: st.DrawFn) -> Scenario:
     legal = [*STATES[:2], *STATES[2:3] * reduces_per_backward, *STATES[3:] * sharded]
     states = draw(st.none() | st.sampled_from(legal))
     activations = draw(st.sampled_from(ACTIVATIONS) if states is None else st.none() | st.sampled_from(ACTIVATIONS))
-    scenario_with_offload = with_offload(scenario, draw(st.sampled_from([FAST, SLOW])), Offload(activations, states))
+    update = HostUpdate.OVERLAPPED if states is None else draw(st.sampled_from(HostUpdate))
+    offload = Offload(activations, states, update)
+    scenario_with_offload = with_offload(scenario, draw(st.sampled_from([FAST, SLOW])), offload)
     assume(not find_problems(scenario_with_offload))  # there may be no stage with two layers
     return scenario_with_offload
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.build import build_plan, build_simulation
+from clustersim.common.errors import ClusterSimError
 from clustersim.memory.footprint import Footprint
 from clustersim.model.newton_schulz import newton_schulz_flops
 from clustersim.model.optimizers import Muon, MuonDistribution, MuonTensorParallel, Optimizer
@@ -107,4 +108,39 @@ def test_overlap_never_hurts_and_symmetric_kernels_help() -> None:
     exchange = small("fsdp", {"distribution": "all_to_all", "overlap": True})
     alone = small("fsdp", {"distribution": "all_to_all", "overlap": False})
     assert simulate(exchange).step_time <= simulate(alone).step_time
-    assert simulate(small("ddp", {"symmetric": True})).step_time < simulate(small("ddp", "muon")).step_time
+    symmetric, full = (iteration_flops(small("ddp", {"symmetric": flag})) for flag in (True, False))
+    assert symmetric < 0.8 * full
+
+
+@pytest.mark.parametrize(
+    ("training", "layout", "words"),
+    [
+        ({"optimizer": {"distribution": "gather"}}, {"data": "ddp"}, "does not fit how layout.data"),
+        ({"optimizer": {"distribution": "layer_wise"}}, {"data": "fsdp"}, "all_to_all or gather does"),
+        ({"optimizer": {"name": "adam", "steps": 5}}, {}, "is a key of muon"),
+        ({"optimizer": "moun"}, {}, "did you mean muon"),
+        ({"optimizer": {"steps": 0}}, {}, "too small"),
+        ({"optimizer": "muon", "lora": {"rank": 8}}, {}, "does not run with training.lora"),
+        ({"optimizer": "muon", "offload": {"optimizer": True}}, {}, "does not run with training.offload"),
+        ({"optimizer_in_backward": True}, {"data": "fsdp"}, "gradient_clipping"),
+        ({"optimizer_in_backward": True, "gradient_clipping": False}, {"data": "ddp"}, "write layout.data: fsdp"),
+        (
+            {"optimizer_in_backward": True, "gradient_clipping": False, "global_batch": 16},
+            {"data": "fsdp"},
+            "2 microbatches",
+        ),
+    ],
+)
+def test_bad_optimizers_are_refused(training: dict[str, object], layout: dict[str, object], words: str) -> None:
+    mapping = {**SCENARIO, "layout": layout, "training": {**SCENARIO["training"], **training}}
+    with pytest.raises(ClusterSimError, match=words):
+        simulate(Scenario.from_mapping(mapping))
+
+
+def test_an_optimizer_in_backward_takes_as_long_and_less_memory() -> None:
+    training = {**SCENARIO["training"], "gradient_clipping": False}
+    mapping = {**SCENARIO, "layout": {"data": "fsdp"}, "training": training, "framework": "pytorch"}
+    at_the_end = simulate(Scenario.from_mapping(mapping))
+    in_backward = simulate(Scenario.from_mapping({**mapping, "training": training | {"optimizer_in_backward": True}}))
+    assert in_backward.step_time == at_the_end.step_time
+    assert in_backward.peak_memory <= at_the_end.peak_memory

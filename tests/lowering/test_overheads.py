@@ -8,15 +8,25 @@ from typing import Any
 import pytest
 
 from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import (
+    CalibrationRecord,
+    DeviceInfo,
+    KernelSample,
+    MeasurementConditions,
+    TimeStatistics,
+)
 from clustersim.model.kernels import Kernel
 from clustersim.model.overheads import NO_OVERHEADS, BatchTransfer, LossReport
 from clustersim.model.precision_recipe import mixed_precision
+from clustersim.model.unattributed import PASS_OVERHEAD, STEP_OVERHEAD
 from clustersim.parallel.data_parallel_strategy import Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CommOp, ComputeTask, Stream
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 from tests.lowering.plans import SMALL, TRAINING, collectives, comparable_tasks, lower_plan, make_plan
 
 FP16 = replace(TRAINING, recipe=mixed_precision(DType.FP16, gradients=DType.FP16))
@@ -180,3 +190,24 @@ def test_overhead_kernels_are_on_the_compute_stream() -> None:
     ).programs[0]
     for task, stream in zip(program.tasks, program.streams, strict=True):
         assert isinstance(task, ComputeTask) is (stream is Stream.COMPUTE)
+
+
+@pytest.mark.parametrize("layout", [{}, {"pp": 2}])
+def test_work_of_no_operator_is_added_to_passes_and_steps(layout: dict[str, int]) -> None:
+    """M forwards a rank, each 2 s longer, and 3 s at the end of the step; a pipeline also waits for the first one."""
+    mapping = {
+        "model": {"preset": "llama3-8b", "layers": 2}, "cluster": {"name": "dgx-h100", "gpus": layout.get("pp", 1)},
+        "layout": layout, "training": {"sequence": 1024, "global_batch": 4, "microbatch": 1},
+    }  # fmt: skip
+    scenario = Scenario.from_mapping(mapping, default_name="small")
+    samples = tuple(
+        KernelSample.of_kernel(kernel, TimeStatistics(seconds, seconds, seconds, 1))
+        for kernel, seconds in ((PASS_OVERHEAD, 2.0), (STEP_OVERHEAD, 3.0))
+    )
+    record = CalibrationRecord(DeviceInfo("h100-sxm-80gb", ""), MeasurementConditions("", "", ""), samples)
+    plain, longer = (
+        simulate(replace(scenario, cost=replace(scenario.cost, record=used))).step_time
+        for used in (replace(record, kernels=()), record)
+    )
+    first_stage = layout.get("pp", 1) - 1
+    assert longer - plain == pytest.approx(4 * 2.0 + 3.0 + 2.0 * first_stage, rel=0.01)

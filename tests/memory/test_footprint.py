@@ -9,7 +9,7 @@ from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.framework_files import load_framework
-from clustersim.model.optimizers import Optimizer
+from clustersim.model.optimizers import Muon, Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import load_preset
@@ -174,3 +174,20 @@ def test_converted_gradients_are_kept_in_both_formats() -> None:
         plan = llama_plan(Layout(dp=4), training)
         held.append(resident_bytes(plan)[MemoryCategory.GRADIENTS])
     assert held[1] - held[0] == 2.0 * plan.parameter_count(plan.stages[0])
+
+
+def test_an_optimizer_in_backward_keeps_the_gradients_of_one_unit() -> None:
+    """The output matrix and the final norm in FP32, or an eighth of them; without it all weights."""
+    unit = 4096 * 128256 + 4096
+    for layout, shards in ((Layout(), 1), (Layout(dp=8, data=FullyShard()), 8)):
+        training = replace(TRAINING, microbatch=8 // layout.dp, optimizer_in_backward=True)
+        assert resident_bytes(llama_plan(layout, training))[MemoryCategory.GRADIENTS] == 4 * unit / shards
+        at_the_end = resident_bytes(llama_plan(layout, replace(training, optimizer_in_backward=False)))
+        assert at_the_end[MemoryCategory.GRADIENTS] == 4 * parameter_count(LLAMA) / shards
+
+
+def test_states_of_muon_are_one_moment_of_layers_and_two_of_the_ends() -> None:
+    """FP32: master weights of all, momentum of layers, both of Adam's moments of embedding, output matrix and norm."""
+    ends = 2 * 4096 * 128256 + 4096
+    held = resident_bytes(llama_plan(Layout(), replace(TRAINING, optimizer=Muon())))
+    assert held[MemoryCategory.OPTIMIZER] == 8 * (parameter_count(LLAMA) - ends) + 12 * ends

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import BlockForm, FullAttention, MoeMlp, layer_specs
+from clustersim.model.layer_stack import BlockForm, MoeMlp, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import (
     Norm,
@@ -59,6 +60,16 @@ LING_MINI = _config(
 EXAONE_32B = _config(
     "exaone4", (5120, 27392, 64, 40, 8, 102400), sliding_window=4096, sliding_window_pattern="LLLG", head_dim=128
 )
+DOTS1 = _config(
+    "dots1", (4096, 10944, 62, 32, 32, 152064), n_routed_experts=128, n_shared_experts=2, num_experts_per_tok=6,
+    moe_intermediate_size=1408, first_k_dense_replace=1, scoring_func="noaux_tc",
+)  # fmt: skip
+GLM_FLASH = _config(
+    "glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880), q_lora_rank=768, kv_lora_rank=512, qk_nope_head_dim=192,
+    qk_rope_head_dim=64, v_head_dim=256, n_routed_experts=64, n_shared_experts=1, num_experts_per_tok=4,
+    moe_intermediate_size=1536, first_k_dense_replace=1,
+)  # fmt: skip
+MIMO = _config("mimo", (4096, 11008, 36, 32, 8, 151680), attention_bias=True, num_nextn_predict_layers=1, head_dim=128)
 COMMAND_A = _config("cohere2", (12288, 36864, 64, 96, 8, 256000), sliding_window=4096, sliding_window_pattern=4)
 
 # Dimensions of the released config.json, counts of the safetensors index or the model card.
@@ -192,6 +203,14 @@ def test_a_multimodal_configuration_without_a_text_model_is_refused(tmp_path: Pa
         _read(tmp_path, {"model_type": "mistral3", "text_config": {"hidden_size": 64}})
 
 
+@pytest.mark.parametrize(("content", "billions"), [(DOTS1, 142), (GLM_FLASH, 30), (MIMO, 7.83)])
+def test_a_configuration_has_the_count_that_its_card_rounds(
+    tmp_path: Path, content: dict[str, Any], billions: float
+) -> None:
+    """MiMo's 7.83 billion have its layer for multi-token prediction."""
+    assert parameter_count(_read(tmp_path, content)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("content", "active"),
     [
@@ -201,6 +220,7 @@ def test_a_multimodal_configuration_without_a_text_model_is_refused(tmp_path: Pa
         (MINIMAX_M2, 10e9 + 200064 * 3072),
         (LING_LITE, 2.75e9),
         (LING_MINI, 1.4e9),
+        (DOTS1, 14e9),
     ],
 )
 def test_active_parameters_are_as_published(tmp_path: Path, content: dict[str, Any], active: float) -> None:

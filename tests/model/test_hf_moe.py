@@ -171,18 +171,11 @@ def test_the_parameters_of_a_small_moe_model_by_hand(tmp_path: Path) -> None:
     assert parameter_count(_read(tmp_path, content)) == 2 * (attention + experts + 2 * 8) + 8 + 2 * 16 * 8
 
 
-NEMOTRON3 = {
-    **{"model_type": "nemotron_h", "hidden_size": 2688, "num_hidden_layers": 52, "n_routed_experts": 128},
-    **{"hybrid_override_pattern": "MEMEM*EM", "mamba_num_heads": 64, "ssm_state_size": 128},
-}
-
-
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (NEMOTRON3, r"hybrid_override_pattern is 'MEMEM\*EM': a state-space layer \(Mamba\), .* is not simulated"),
-        ({"model_type": "jamba", "mamba_d_state": 16}, "mamba_d_state is 16: a state-space layer"),
-        ({**QWEN3, "model_type": "qwen3_next", "linear_num_key_heads": 16}, "16: a layer with linear attention"),
+        ({"model_type": "bamba", "mamba_d_state": 16}, "mamba_d_state is 16: a state-space layer"),
+        ({**QWEN3, "model_type": "olmo_hybrid", "linear_num_key_heads": 16}, "16: a layer with linear attention"),
         ({**V3, "model_type": "deepseek_v32", "index_topk": 2048}, "index_topk is 2048: sparse attention"),
         ({**V3, "num_experts_per_tok": 300}, "num_experts_per_tok 300 is above n_routed_experts 256; at most 256"),
         ({**V3, "n_group": 7}, "n_group 7 does not divide n_routed_experts 256"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
@@ -189,7 +190,8 @@ def test_hybrid_sharding_shards_experts_within_replicas() -> None:
 
 
 def test_every_axis_has_a_comm_group_and_every_comm_group_a_mesh() -> None:
-    meshes = Layout(dp=4, ep=2, data=FullyShard(shard=2)).meshes
+    kind = ContextParallelKind.TWO_DIMENSIONAL
+    meshes = Layout(cp=4, cp_kind=kind, cp_inner=2, dp=4, ep=2, data=FullyShard(shard=8)).meshes
     assert {comm_group.accounted_axis for comm_group in COMM_GROUPS.values()} == set(COMM_AXES)
     for comm_group in COMM_GROUPS.values():
         assert {axis.name for axis in comm_group.axes} <= set(meshes[comm_group.mesh].degrees), comm_group
@@ -236,3 +238,12 @@ def both_directions(pair: list[int]) -> list[tuple[int, int]]:
     """A pair in both directions."""
     source, target = pair
     return [(source, target), (target, source)]
+
+
+def test_inner_groups_of_context_parallelism_are_neighbours() -> None:
+    """Two tensor-parallel ranks are adjacent; of four context-parallel ones two are next to each other in a group."""
+    layout = Layout(tp=2, cp=4, cp_kind=ContextParallelKind.HIERARCHICAL, cp_inner=2)
+    groups = process_groups(layout, looped_placement(1))
+    assert groups["cp"].members.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert groups["cp_inner"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert groups["cp_outer"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]

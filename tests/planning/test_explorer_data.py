@@ -222,3 +222,10 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
     }
     with pytest.raises(InputError, match=r"model\.mtp_layers: 1.*set it to 0"):
         without_mtp_layers(Scenario.from_mapping(mapping))
+
+
+@pytest.mark.parametrize("model", ["nemotron-h-8b", "falcon-h1-34b", {"preset": "llama-tiny", "mixer": "mamba"}])
+def test_layers_without_attention_are_refused(model: object) -> None:
+    mapping = {**MAPPING, "model": {**model, "mamba": {"num_heads": 16}} if isinstance(model, dict) else model}
+    with pytest.raises(InputError, match="the explorer's page knows layers with attention"):
+        build_exploration(Scenario.from_mapping(mapping))

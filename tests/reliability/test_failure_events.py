@@ -6,7 +6,9 @@ from itertools import islice, pairwise, takewhile
 
 import pytest
 
+from clustersim.common.arrays import FloatArray
 from clustersim.hardware.failures import FailureComponent, FailureMode, FailureRate
+from clustersim.reliability import failure_events
 from clustersim.reliability.failure_events import draw_rate_factor, generate_failures
 from clustersim.scenario.reliability import SparePool
 from tests.reliability.job_helpers import DAY, HOUR, failure_domains, job_failure, reliability_model
@@ -101,3 +103,27 @@ def test_a_zero_rate_has_no_events() -> None:
             DAY,
         )
     ] == []
+
+
+def test_the_first_failure_of_a_short_job_takes_few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a minute, a failure in decades: as many draws as doublings, about 24, and the same events."""
+    rare = replace(GPUS, rate=FailureRate(FailureComponent.GPU, 1.0 / (512 * 30 * 365 * DAY)))
+    counted: list[float] = []
+    drawn = failure_events._PoissonArrivals.arrivals_until
+
+    def count(process: failure_events._PoissonArrivals, end: float) -> FloatArray:
+        counted.append(end)
+        return drawn(process, end)
+
+    monkeypatch.setattr(failure_events._PoissonArrivals, "arrivals_until", count)
+    first = next(generate_failures(reliability_model([rare]), failure_domains(), 3, 0, 60.0))
+    assert len(counted) <= math.log2(first.time / 60.0) + 2
+    expected = next(generate_failures(reliability_model([rare]), failure_domains(), 3, 0, 2.0 * first.time))
+    assert first.time == pytest.approx(expected.time, rel=1e-12)
+    assert first[1:] == expected[1:]
+
+
+def test_absurd_rates_are_drawn_in_short_windows() -> None:
+    absurd = replace(GPUS, rate=FailureRate(FailureComponent.GPU, 1e12))
+    events = islice(generate_failures(reliability_model([absurd]), failure_domains(), 3, 0, 30.0 * DAY), 1000)
+    assert [event.time for event in events][-1] == pytest.approx(1000 / 512e12, rel=0.2)

@@ -79,7 +79,8 @@ def test_a_p2p_message_loads_its_link_while_it_is_transferred() -> None:
 
 def test_tensor_parallel_traffic_is_at_the_time_of_its_operations() -> None:
     """Bins without communication carry nothing: traffic is not spread over the kernels of a segment."""
-    result = simulate(Scenario.from_mapping(TWO_STAGES | {"layout": {"tp": 8, "pp": 1, "dp": 2}}))
+    mapping = TWO_STAGES | {"layout": {"tp": 8, "pp": 1, "dp": 2}, "framework": "ideal"}
+    result = simulate(Scenario.from_mapping(mapping))
     (port,) = {
         link.source for link in result.link_loads().links if link.source == "gpu0" and link.kind.value == "nvlink"
     }

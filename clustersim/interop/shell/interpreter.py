@@ -6,6 +6,7 @@ known both branches are taken, each under its assumption, and what they leave di
 
 import posixpath
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,13 +22,15 @@ from clustersim.interop.shell.conditions import ConditionEvaluator
 from clustersim.interop.shell.expansion import MAX_TEXT, Expander
 from clustersim.interop.shell.merging import merge_states
 from clustersim.interop.shell.patterns import matches_pattern
-from clustersim.interop.shell.pure_commands import run_pure
+from clustersim.interop.shell.pure_commands import quiet_pattern, run_pure
 from clustersim.interop.shell.scanning import raw_words, single_quoted_positions
 from clustersim.interop.shell.state import ShellState, Value, Variant
 from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
 from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknowns, negate, unmarked
 
 _MAX_STEPS: Final = 20_000
+_MAX_SECONDS: Final = 5.0
+"""Time to evaluate a script; launch scripts take a tenth of a second."""
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
@@ -131,6 +134,7 @@ class _Interpreter:
         self._unknowns = run.unknowns
         self._expander = Expander(run.unknowns, state, self._substitute)
         self._steps = 0
+        self._started = time.monotonic()
         self._depth = 0
         self._line_offset: int | None = None
         self._frames: list[_Frame] = []
@@ -165,6 +169,11 @@ class _Interpreter:
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise InputError(f"{self._source}: runs more than {_MAX_STEPS:,} commands; a launch script has fewer")
+        if time.monotonic() - self._started > _MAX_SECONDS:
+            raise InputError(
+                f"{self._source}: takes more than {_MAX_SECONDS:.0f} s to evaluate, as too much of it is not known; "
+                "give its variables with --define, or the arguments alone"
+            )
         self._expander.line = self._line(first_line(node))
         handler = self._HANDLERS.get(node.type)
         if handler is None:
@@ -962,6 +971,16 @@ class _Interpreter:
     def _true(self, _shell_words: list[str]) -> Truth:
         return True
 
+    def _grep(self, shell_words: list[str]) -> Truth:
+        """Whether `grep -q` finds a pattern in an input that is known; any other use is a program's."""
+        pattern, stdin = quiet_pattern(shell_words), self._stdin
+        if pattern is None or stdin is None:
+            return self._external(shell_words, self._expander.line)
+        shown = self._unknowns.described(" ".join(shell_words)).replace("{", "{{").replace("}", "}}")
+        return self._unknowns.lift_truth(
+            lambda text: any(map(pattern.search, text.splitlines())), [stdin], shown[:200], self._expander.line
+        )
+
     def _false(self, _shell_words: list[str]) -> Truth:
         return False
 
@@ -1093,6 +1112,7 @@ class _Interpreter:
         ),
         "true": _true,
         "false": _false,
+        "grep": _grep,
         "exit": _exit,
         "return": _return,
         "break": _break,

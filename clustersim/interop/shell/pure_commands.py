@@ -172,6 +172,33 @@ def _realpath(shell_words: list[str], _stdin: str | None) -> str:
     return f"{posixpath.normpath(paths[0])}\n" if len(paths) == 1 else _refuse()
 
 
+def quiet_pattern(shell_words: Sequence[str]) -> re.Pattern[str] | None:
+    """The pattern of `grep -q` on its input; None: it does more, or its pattern is not read.
+
+    >>> quiet_pattern(["grep", "-qi", "--", "--bf16"]).search("a --BF16 b") is not None
+    True
+    >>> quiet_pattern(["grep", "-q", "x", "file"]) is None
+    True
+    """
+    rest, options = list(shell_words[1:]), ""
+    while rest and re.fullmatch(r"-[a-zA-Z]+", rest[0]):
+        options += rest.pop(0)[1:]
+    rest = rest[1:] if rest[:1] == ["--"] else rest
+    if "q" not in options or set(options) - set("qsEFiw") or len(rest) != 1 or "\0" in rest[0]:
+        return None
+    pattern = rest[0]
+    if "F" in options:
+        pattern = re.escape(pattern)
+    elif re.search(r"[\\\[\]*{}]", pattern):
+        return None
+    elif "E" not in options:  # these are plain in a basic expression
+        pattern = re.sub(r"([+?()|])", r"\\\1", pattern)
+    try:
+        return re.compile(rf"\b(?:{pattern})\b" if "w" in options else pattern, re.IGNORECASE if "i" in options else 0)
+    except re.error:
+        return None
+
+
 def _refuse() -> str:
     raise NotPureError
 

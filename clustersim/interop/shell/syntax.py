@@ -20,6 +20,8 @@ _SLICE: Final = 65_536
 _MAX_DEPTH: Final = 150
 _PLACEHOLDER: Final = re.compile(r"(?m)^(\s*(?:export\s+)?[A-Za-z_]\w*=)(<[^<>\n()$]*>[^\s;#&|<>]*)")
 """An assignment whose value the script's author left for the reader to fill in."""
+_OFFSET: Final = re.compile(r"(\$\{\w+:)(\$\w+(?:[-+*/]\$?\w+)*)(?=[:}])")
+"""An offset of `${NAME:OFFSET}` that begins with a variable, which the grammar reads in `$(( ))` alone."""
 
 
 @cache
@@ -34,6 +36,7 @@ def parse_script(text: str, source: str) -> Node:
     if "\0" in text:
         raise InputError(f"{source}: holds a NUL, so it is no script")
     normalized = text.replace("\r\n", "\n")
+    normalized = _OFFSET.sub(r"\1$((\2))", normalized)
     normalized = re.sub(r"\\\s*\Z", "\n", normalized)  # a last line that is continued by none
     pipes = max(line.count("|") for line in normalized.split("\n"))
     if pipes > _MAX_PIPES:  # the grammar's time is quadratic in them

@@ -22,6 +22,9 @@ from clustersim.model.operators import (
     TpCombine,
 )
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
+from clustersim.model.training import FusedKernel
+
+_ALIGNED_COLUMNS = 8  # 16 bytes in 16-bit formats, below which matmul kernels are much slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,22 @@ def input_projection(rank: RankContext, name: str, outputs: int, *, after_norm: 
     return linear_operator(rank, linear, input_bytes, after_norm=after_norm)
 
 
+def input_projections(rank: RankContext, channels: int, head_columns: int, *, after_norm: bool) -> list[Operator]:
+    """Projections of the input to `channels` channels and to `head_columns` scalars of heads, on this rank.
+
+    One matrix has both, unless its rows would not be aligned: the scalars then have one of their own.
+    """
+    if (channels + head_columns) % _ALIGNED_COLUMNS == 0:
+        return [input_projection(rank, "mixer.in_proj", channels + head_columns, after_norm=after_norm)]
+    heads = LinearLayer(
+        "mixer.head_proj", rank.shard.tokens, rank.model.hidden, head_columns, rank.matmul_formats
+    )  # its input is the one that the other saves
+    return [
+        input_projection(rank, "mixer.in_proj", channels, after_norm=after_norm),
+        linear_operator(rank, heads, 0.0, after_norm=after_norm),
+    ]
+
+
 def output_projection(rank: RankContext, name: str, inputs: int) -> Operator:
     """The row-parallel projection back to the residual stream; inputs: on this rank."""
     tokens = rank.shard.tokens
@@ -95,10 +114,22 @@ def output_projection(rank: RankContext, name: str, inputs: int) -> Operator:
     return linear_operator(rank, linear, rank.saved_input_bytes(tokens * inputs))
 
 
-def convolution(shard: MixerShard, name: str, channels: int, *, taps: int, parameter_count: int) -> Operator:
-    """A causal convolution of `channels` channels with SiLU, which saves its input."""
-    shape = memory_bound.CAUSAL_CONV1D.shape_for(shard.tokens, channels, table=taps)
-    return pass_operator(shard, name, memory_bound.CAUSAL_CONV1D, shape, parameter_count=parameter_count)
+def convolution(
+    shard: MixerShard, spec: MemoryBoundSpec, channels: int, *, taps: int, parameter_count: int
+) -> Operator:
+    """A causal convolution of `channels` channels with SiLU, which saves its input; spec: one of CAUSAL_CONV1D*."""
+    shape = spec.shape_for(shard.tokens, channels, table=taps)
+    return pass_operator(shard, "mixer.conv1d", spec, shape, parameter_count=parameter_count)
+
+
+def gated_rmsnorm_spec(rank: RankContext) -> MemoryBoundSpec:
+    """An RMSNorm times an activation of a gate: one kernel where norms are fused."""
+    return memory_bound.gated_rmsnorm_spec(fused=rank.training.fuses(FusedKernel.NORM))
+
+
+def gate_spec(rank: RankContext) -> MemoryBoundSpec:
+    """A product with the activation of a gate: one kernel where activations are fused."""
+    return memory_bound.gate_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
 
 
 def pass_operator(

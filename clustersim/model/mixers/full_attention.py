@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 
 from clustersim.model import memory_bound
 from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_context import context_operators
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.kernels import AttentionShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
+from clustersim.model.mixers.blocks import gate_spec
 from clustersim.model.mlp import recompute_alternate
 from clustersim.model.operators import Operator, ParallelRegion
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator, model_norm_spec
@@ -39,6 +41,10 @@ class _LocalHeads:
         return self.heads * self.head_dim
 
     @property
+    def gate_width(self) -> int:
+        return self.attention.gate_width // self.tp
+
+    @property
     def kv_heads(self) -> int:
         return max(1, self.attention.kv_heads // self.tp)
 
@@ -61,16 +67,22 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
     if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
         operators.append(_rotary_operator(rank, local))
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
+        *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(local.heads), shard.core_heads(local.kv_heads)),
+        local.head_dim,
         causal=local.attention.causal,
         window=local.window(shard.keys),
+        trailing=shard.consecutive,
+        packed=shard.packed_keys(local.window(shard.keys)),
     )
     core = AttentionCore(
         *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
         *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
         rank.training.recipe.attention,
     )
-    operators += attention_operators(core, rank.training.attention)
+    kv_elements = shard.tokens * 2 * local.kv_width
+    operators += context_operators(shard, attention_operators(core, rank.training.attention), shape, kv_elements)
+    if local.attention.attention_output_gate:
+        operators.append(_output_gate_operator(rank, local))
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     projections = ((Projection.O, model.hidden),)
     out = LinearLayer(
@@ -88,10 +100,11 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
 
 
 def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:
-    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width
+    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width + local.gate_width
     bias_tokens = tokens if local.attention.qkv_bias else 0
     adds_bias = bias_tokens and rank.training.overheads.bias_adds
-    projections = ((Projection.Q, local.query_width), (Projection.K, local.kv_width), (Projection.V, local.kv_width))
+    queries = (Projection.Q, local.query_width + local.gate_width)
+    projections = (queries, (Projection.K, local.kv_width), (Projection.V, local.kv_width))
     linear = LinearLayer(
         "attention.qkv", tokens, rank.model.hidden, width, rank.matmul_formats, bias_tokens, projections
     )
@@ -104,6 +117,14 @@ def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) ->
     return recompute_alternate(
         rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
     )  # the second of q, k, v
+
+
+def _output_gate_operator(rank: RankContext, local: _LocalHeads) -> Operator:
+    """The output times the gate's sigmoid; the gate is saved with queries, keys and values."""
+    spec = gate_spec(rank)
+    shape = spec.shape_for(rank.shard.tokens, local.query_width)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.output_gate", rank.dtype, spec, (shape,))
+    return replace(operator, saved_bytes=operator.saved_bytes - float(shape.elements * rank.dtype.bytes))
 
 
 def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:

@@ -20,7 +20,14 @@ from clustersim.common.units import Flop
 from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, convolution, input_projection, output_projection, pass_operator
+from clustersim.model.mixers.blocks import (
+    MixerShard,
+    convolution,
+    gated_rmsnorm_spec,
+    input_projections,
+    output_projection,
+    pass_operator,
+)
 from clustersim.model.operators import Operator
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext
@@ -87,21 +94,26 @@ class GatedDeltaNet(Mixer):
 def gated_delta_net_operators(rank: RankContext, mixer: GatedDeltaNet, *, after_norm: bool) -> list[Operator]:
     """The operators between the norm and the residual add."""
     shard, tp = MixerShard(rank, GatedDeltaNet.context_rule), rank.shard.tp
-    projection = input_projection(rank, "mixer.in_proj", mixer.projected // tp, after_norm=after_norm)
+    head_columns = 2 * mixer.value_heads // tp
+    *projections, last = input_projections(
+        rank, mixer.projected // tp - head_columns, head_columns, after_norm=after_norm
+    )
     local_parameters = mixer.conv_channels // tp * mixer.conv_taps + 2 * mixer.value_heads // tp
     conv = convolution(
-        *(shard, "mixer.conv1d", mixer.conv_channels // shard.shards),
+        *(shard, memory_bound.CAUSAL_CONV1D, mixer.conv_channels // shard.shards),
         taps=mixer.conv_taps,
         parameter_count=local_parameters,
     )
     value_rows = shard.tokens * (mixer.value_heads // shard.shards)
+    norm_spec = gated_rmsnorm_spec(rank)
     norm = pass_operator(
-        *(shard, "mixer.gated_norm", memory_bound.GATED_RMSNORM),
-        memory_bound.GATED_RMSNORM.shape_for(value_rows, mixer.value_dim),
+        *(shard, "mixer.gated_norm", norm_spec),
+        norm_spec.shape_for(value_rows, mixer.value_dim),
         parameter_count=mixer.value_dim,
     )
     return [
-        replace(projection, tp_collectives=shard.exchange(mixer.projected // tp, "projections")),
+        *projections,
+        replace(last, tp_collectives=shard.exchange(mixer.projected // tp, "projections")),
         conv,
         _split_operator(mixer, shard),
         delta_rule_scan(mixer, shard).operator(rank, "mixer.scan"),
@@ -117,10 +129,10 @@ def _split_operator(mixer: GatedDeltaNet, shard: MixerShard) -> Operator:
     the layer or in the kernels' wrapper); backward concatenates the gradients of the parts, once behind the
     convolution and once behind the projection (autograd of `split`).
     """
-    name, dtype, parts = "mixer.split", shard.rank.dtype, shard.shards
-    rows = 2 * shard.tokens * (mixer.value_heads // parts)
-    copied = rows * mixer.key_dim + 2 * shard.tokens * mixer.value_width // parts
-    concatenated = shard.tokens * (mixer.conv_channels + mixer.projected) // parts
+    name, dtype, shard_count = "mixer.split", shard.rank.dtype, shard.shards
+    rows = 2 * shard.tokens * (mixer.value_heads // shard_count)
+    copied = rows * mixer.key_dim + 2 * shard.tokens * mixer.value_width // shard_count
+    concatenated = shard.tokens * (mixer.conv_channels + mixer.projected) // shard_count
     norm = pass_operator(shard, name, memory_bound.L2NORM, memory_bound.L2NORM.shape_for(rows, mixer.key_dim))
     copy = memory_bound.copy_kernel(f"{name}.copy", dtype, copied)
     concatenate = memory_bound.copy_kernel(f"{name}.concatenate_gradients", dtype, concatenated)

@@ -21,7 +21,14 @@ from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, convolution, input_projection, output_projection, pass_operator
+from clustersim.model.mixers.blocks import (
+    MixerShard,
+    convolution,
+    gated_rmsnorm_spec,
+    input_projections,
+    output_projection,
+    pass_operator,
+)
 from clustersim.model.operators import Operator, TpCollective, TpCollectives, TpCombine
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext, linear_operator
@@ -83,21 +90,21 @@ class KimiDeltaAttention(Mixer):
 def kimi_delta_attention_operators(rank: RankContext, mixer: KimiDeltaAttention, *, after_norm: bool) -> list[Operator]:
     """The operators between the norm and the residual add."""
     shard, tp = MixerShard(rank, KimiDeltaAttention.context_rule), rank.shard.tp
-    columns = (mixer.conv_channels + mixer.heads) // tp + 2 * mixer.rank  # low-rank inputs are on every rank
-    projection = input_projection(rank, "mixer.in_proj", columns, after_norm=after_norm)
+    columns = mixer.conv_channels // tp + 2 * mixer.rank  # low-rank inputs are on every rank
     constants = mixer.conv_channels // tp * mixer.conv_taps + (mixer.heads + mixer.key_width) // tp
     conv = convolution(
-        *(shard, "mixer.conv1d", mixer.conv_channels // tp), taps=mixer.conv_taps, parameter_count=constants
+        *(shard, memory_bound.CAUSAL_CONV1D, mixer.conv_channels // tp), taps=mixer.conv_taps, parameter_count=constants
     )
     rows, heads = shard.tokens, mixer.heads // tp
     query_key = memory_bound.L2NORM.shape_for(2 * rows * heads, mixer.key_dim)
+    norm_spec = gated_rmsnorm_spec(rank)
     norm = pass_operator(
-        *(shard, "mixer.gated_norm", memory_bound.GATED_RMSNORM),
-        memory_bound.GATED_RMSNORM.shape_for(rows * heads, mixer.value_dim),
+        *(shard, "mixer.gated_norm", norm_spec),
+        norm_spec.shape_for(rows * heads, mixer.value_dim),
         parameter_count=mixer.value_dim + (mixer.value_width // tp if mixer.gate_bias else 0),
     )
     return [
-        projection,
+        *input_projections(rank, columns, mixer.heads // tp, after_norm=after_norm),
         conv,
         pass_operator(shard, "mixer.query_key_norm", memory_bound.L2NORM, query_key),
         _low_rank(rank, "mixer.decay_proj", mixer.rank, mixer.key_width // tp),

@@ -17,6 +17,7 @@ section 2.1; arXiv:2412.19437, section 2.1.1.
 from dataclasses import replace
 
 from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_context import context_operators
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import LinearLayer
@@ -131,9 +132,12 @@ def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
 def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
     shard, heads = rank.shard, attention.heads // rank.shard.tp
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, heads, heads, attention.head_dim),
+        *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(heads), shard.core_heads(heads)),
+        attention.head_dim,
         causal=True,
         value_dim=attention.v_head_dim,
+        trailing=shard.consecutive,
+        packed=shard.packed_keys(None),
     )
     training = rank.training
     core = AttentionCore(
@@ -141,7 +145,8 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
         overheads=training.overheads,
         low_precision=training.recipe.attention,
     )
-    return attention_operators(core, rank.training.attention)
+    kv_elements = shard.tokens * attention.kv_width(shard.tp)
+    return context_operators(shard, attention_operators(core, training.attention), shape, kv_elements)
 
 
 def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:

@@ -20,10 +20,10 @@ from clustersim.common.units import Flop
 from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, input_projection, output_projection, pass_operator
+from clustersim.model.mixers.blocks import MixerShard, gate_spec, input_projection, output_projection, pass_operator
 from clustersim.model.operators import Operator
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
-from clustersim.model.sharded_layer import RankContext
+from clustersim.model.sharded_layer import RankContext, model_norm_spec
 
 _CHUNK = 64  # fla/ops/lightning_attn/chunk.py, chunk_size
 
@@ -65,7 +65,7 @@ def lightning_attention_operators(rank: RankContext, mixer: LightningAttention, 
     """The operators between the norm and the residual add."""
     shard, tp = MixerShard(rank, LightningAttention.context_rule), rank.shard.tp
     inner = mixer.inner // tp
-    silu, norm, gate = memory_bound.SILU, memory_bound.norm_spec(rank.model.norm, fused=True), memory_bound.GATE
+    silu, norm, gate = memory_bound.SILU, model_norm_spec(rank), gate_spec(rank)
     return [
         input_projection(rank, "mixer.in_proj", 4 * inner, after_norm=after_norm),
         pass_operator(shard, "mixer.silu", silu, silu.shape_for(shard.tokens, 3 * inner)),

@@ -80,7 +80,7 @@ def mamba1_operators(rank: RankContext, mixer: Mamba1, *, after_norm: bool) -> l
     selection_operator = linear_operator(rank, selection, rank.saved_input_bytes(tokens * inner))
     return [
         input_projection(rank, "mixer.in_proj", 2 * inner, after_norm=after_norm),
-        convolution(shard, "mixer.conv1d", inner, taps=mixer.conv_taps, parameter_count=constants),
+        convolution(shard, memory_bound.CAUSAL_CONV1D_CUDA, inner, taps=mixer.conv_taps, parameter_count=constants),
         replace(selection_operator, linear=None, tp_collectives=TpCollectives(after_forward=total)),
         *_inner_norms(rank, mixer),
         replace(

@@ -22,7 +22,15 @@ from clustersim.common.units import Flop
 from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, convolution, input_projection, output_projection, pass_operator
+from clustersim.model.mixers.blocks import (
+    MixerShard,
+    convolution,
+    gate_spec,
+    gated_rmsnorm_spec,
+    input_projection,
+    output_projection,
+    pass_operator,
+)
 from clustersim.model.operators import Operator
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext
@@ -86,9 +94,11 @@ def mamba2_operators(rank: RankContext, mixer: Mamba2, *, after_norm: bool) -> l
     inner, channels = mixer.inner // shard.shards, _local_channels(mixer, shard)
     local_parameters = mixer.conv_channels // tp * (mixer.conv_taps + mixer.conv_bias) + 3 * mixer.heads // tp
     projection = input_projection(rank, "mixer.in_proj", mixer.projected // tp, after_norm=after_norm)
-    conv = convolution(shard, "mixer.conv1d", channels, taps=mixer.conv_taps, parameter_count=local_parameters)
+    conv = convolution(
+        shard, memory_bound.CAUSAL_CONV1D_CUDA, channels, taps=mixer.conv_taps, parameter_count=local_parameters
+    )
     conv = replace(conv, input_gradient=(*conv.forward, *conv.input_gradient))  # run again for the scan's backward
-    norm_spec = memory_bound.GATED_RMSNORM if mixer.gated_norm else memory_bound.GATE
+    norm_spec = gated_rmsnorm_spec(rank) if mixer.gated_norm else gate_spec(rank)
     groups = max(1, mixer.groups // shard.shards)
     norm = pass_operator(
         *(shard, "mixer.gated_norm", norm_spec),

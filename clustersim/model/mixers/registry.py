@@ -14,7 +14,9 @@ from clustersim.model.mixers.latent_attention import latent_attention_operators
 from clustersim.model.mixers.lightning_attention import LightningAttention, lightning_attention_operators
 from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
 from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
+from clustersim.model.mixers.parallel import parallel_operators
 from clustersim.model.operators import Operator
+from clustersim.model.parallel_mixers import ParallelMixers
 from clustersim.model.sharded_layer import RankContext
 
 
@@ -38,6 +40,7 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
     {
         FullAttention: RegisteredMixer(full_attention_operators, starts_linear=True),
         LatentAttention: RegisteredMixer(latent_attention_operators),
+        ParallelMixers: RegisteredMixer(parallel_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
         Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),
         GatedDeltaNet: RegisteredMixer(gated_delta_net_operators, starts_linear=True),

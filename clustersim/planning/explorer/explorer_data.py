@@ -21,7 +21,7 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.attention_spec import FullAttention
+from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.optimizers import Muon
@@ -29,6 +29,7 @@ from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
@@ -147,10 +148,21 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
     keeps different states of different weights.
     """
     model = scenario.model
+    if scenario.layout.cp_kind is not ContextParallelKind.RING:
+        raise InputError(
+            f"layout.cp_kind: {scenario.layout.cp_kind.value}; the explorer's page knows rings alone, run, check and "
+            "what-if know all kinds"
+        )
     if isinstance(scenario.training.optimizer, Muon):
         raise InputError(
             "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
             "knows one optimizer; run, check and what-if know it, adam can be explored"
+        )
+    other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
+    if other is not None:
+        raise InputError(
+            f"model: {model.name} has layers with {other.label}, and the explorer's page knows layers with attention "
+            "only; run, check, search and what-if know all"
         )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))

@@ -1,20 +1,23 @@
 """Where does a search run? In this process, in worker processes of this machine, or on a Dask cluster."""
 
 import pickle
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from logging import CRITICAL, getLogger
 from typing import Final
 
-from clustersim.common.errors import InputError
+from clustersim.common.errors import InputError, format_value
 from clustersim.scenario import Scenario
 
 CONNECT_TIMEOUT: Final = "10s"
 """Connection timeout of the Dask scheduler."""
+_COMPARED_PACKAGES: Final = ("clustersim", "numpy", "pydantic", "simpy", "networkx", "dask", "distributed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,30 @@ class PackedScenario:
 def _unpack(packed: bytes) -> Scenario:
     scenario: Scenario = pickle.loads(packed)
     return scenario
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what a search runs on, in the process that is asked."""
+    versions = {"Python": ".".join(map(str, sys.version_info[:2]))}
+    for package in _COMPARED_PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
+def _require_equal_versions(workers: Mapping[str, object], name: str) -> None:
+    """Raise InputError for a worker with other versions than here: it may unpickle or simulate something else."""
+    here = installed_versions()
+    for worker, there in workers.items():
+        if not isinstance(there, Mapping):
+            raise InputError(f"executor: worker {worker} of {name} cannot run clustersim ({format_value(str(there))})")
+        differing = [
+            f"{package} {there.get(package, 'not')} instead of {here[package]}"
+            for package in here
+            if there.get(package) != here[package]
+        ]
+        if differing:
+            raise InputError(f"executor: worker {worker} of {name} has {', '.join(differing)}; install the same there")
 
 
 LOCAL, DASK = "local", "dask://"
@@ -64,6 +91,7 @@ def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, in
     except (OSError, ValueError) as error:
         raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
     with client:
+        _require_equal_versions(client.run(installed_versions, on_error="return"), name)
         try:
             yield client.get_executor(pure=False), max(1, sum(client.nthreads().values()))
         except CancelledError:

@@ -147,11 +147,14 @@ class PassTimes:
 
     @cached_property
     def _unit_times(self) -> _UnitTimeCache:
-        """Unit times; they do not depend on pipeline and data-parallel degrees or on sharding of states."""
+        """Unit times; they do not depend on pipeline and data-parallel degrees or on sharding of states.
+
+        Unless documents are packed, whose work depends on how many ranks and microbatches share it.
+        """
         plan, devices = self._plan, self._devices
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
         kernels = tuple(IdentityKey(device.kernels) for device in devices)
-        key = plan.model, plan.training, layout, kernels
+        key = plan.model, plan.training, layout, kernels, plan.layer_shard.packed_batch
         return _UNIT_TIME_CACHES.get_or_compute(key, lambda: _UnitTimeCache(plan, devices))
 
     @cached_property

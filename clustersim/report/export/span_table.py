@@ -126,8 +126,12 @@ def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
         descriptions.transfer_seconds[operation_index] + operations.transfer_delay[operation_index],
     )
     kernel_end[operation_spans] = np.maximum(end[operation_spans] - exposed_seconds, start[operation_spans])
+    durations = (end - start)[operation_spans]  # of which waiting has the same share where both are slowed
     kernel_start[operation_spans] = np.minimum(
-        start[operation_spans] + descriptions.stall_seconds[operation_index], kernel_end[operation_spans]
+        start[operation_spans]
+        + durations * descriptions.stall_shares[operation_index]
+        + descriptions.stall_seconds[operation_index],
+        kernel_end[operation_spans],
     )
     transfer_start[operation_spans] = np.maximum(end[operation_spans] - transfer_seconds, start[operation_spans])
     return SpanTable(
@@ -163,7 +167,8 @@ class _SpanDescriptions:
 
     by_task: [tasks] description index; of all operations, pass by pass: by_operation: description index;
     exposed_seconds: of its comm op, not overlapped by its own kernel; transfer_seconds: of its comm op,
-    infinite if it is the whole operation; stall_seconds: of its kernel, in which the GPU waits for the launch.
+    infinite if it is the whole operation; stall_shares: of its kernel, in
+    which the GPU waits for the launch; stall_seconds: the same where a comm op is overlapped.
     """
 
     def __init__(self, result: SimulationResult, rank: int, program: RankProgram) -> None:
@@ -173,11 +178,11 @@ class _SpanDescriptions:
         self.by_task = np.array([*map(self._task_id, program.tasks, program.body_index.tolist())])
         segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         by_segment = {
-            segment: np.array([*self._segment_operations(segment)]).reshape(-1, 4)
+            segment: np.array([*self._segment_operations(segment)]).reshape(-1, 5)
             for segment in dict.fromkeys(segments)
         }
-        ids, self.exposed_seconds, self.transfer_seconds, self.stall_seconds = np.concatenate(
-            [np.empty((0, 4)), *(by_segment[segment] for segment in segments)]
+        ids, self.exposed_seconds, self.transfer_seconds, self.stall_shares, self.stall_seconds = np.concatenate(
+            [np.empty((0, 5)), *(by_segment[segment] for segment in segments)]
         ).T
         self.by_operation = ids.astype(np.int64)
 
@@ -188,23 +193,25 @@ class _SpanDescriptions:
         timing = self._result.cost.comm_timing_by_group
         return self._id_of((type(task), body_index), lambda: describe_comm_task(task, timing(task.comm_op)))
 
-    def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds, Seconds]]:
-        """Description index, exposed, transfer and stall seconds of each operation of a segment."""
+    def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds, float, Seconds]]:
+        """Description index, exposed and transfer seconds, share and seconds of waiting, of each operation."""
         timing = self._result.cost.time_segment(self._rank, segment)
-        kernels, stalls = timing.kernel_seconds, timing.launch_stalls.tolist()
+        kernels, nominal, stalls = timing.kernel_seconds, np.array(timing.durations), timing.launch_stalls
+        stall_shares = np.divide(stalls, nominal, out=np.zeros(len(nominal)), where=nominal > 0.0).tolist()
         for index, operation in enumerate(segment.operations):
             overlap, comm_op = timing.overlaps.get(index), operation.comm_op
             key = (operation, timing.bottleneck[index], timing.provenance[index])
             algorithm = "" if comm_op is None else self._result.cost.comm_timing_by_group(comm_op).algorithm
             description_id = self._id_of(key, partial(describe_operation, operation, timing, index, algorithm))
             if overlap is None:
-                yield description_id, 0.0, np.inf, stalls[index]
+                yield description_id, 0.0, np.inf, stall_shares[index], 0.0
             else:
                 yield (
                     description_id,
                     float(timing.exposed_comm[index]),
                     overlap.comm_duration(float(kernels[index]), overlap.comm_seconds),
-                    stalls[index],
+                    0.0,
+                    float(stalls[index]),
                 )
 
     def _id_of(self, key: object, describe: Callable[[], SpanDescription]) -> int:

@@ -72,6 +72,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "predecessor_rank": Column(INTEGER, "rank of the critical predecessor, whose end allowed the start"),
     "predecessor_task": Column(INTEGER, "task of the critical predecessor"),
 }
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 MAX_ROWS: Final = 5_000_000
 """Maximum number of rows in memory: 1.5 GB."""
 _TASK_COLUMNS: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks only
@@ -154,9 +155,20 @@ def write_csv(batches: Iterable[Columns], file: IO[bytes]) -> None:
         cells = {name: values.astype(object) for name, values in batch.items()}
         for name, values in batch.items():
             cells[name][is_missing(COLUMNS[name], values)] = ""
+            if COLUMNS[name].type is TEXT:
+                cells[name] = np.array([_without_formula(str(cell)) for cell in cells[name]], dtype=object)
         writer.writerows(zip(*(column.tolist() for column in cells.values()), strict=True))
     text.flush()
     text.detach()
+
+
+def _without_formula(text: str) -> str:
+    """A cell that spreadsheets do not take for a formula (OWASP, CSV injection).
+
+    >>> _without_formula("=cmd()"), _without_formula("ring")
+    ("'=cmd()", 'ring')
+    """
+    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def write_parquet(batches: Iterable[Columns], file: IO[bytes]) -> None:

@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import IO, Final
 
 from clustersim.common.errors import OutputError
-from clustersim.common.files import as_output_error, atomic_file, atomic_files, require_writable
+from clustersim.common.files import (
+    as_output_error,
+    atomic_file,
+    atomic_files,
+    is_leftover,
+    is_old_leftover,
+    require_writable,
+)
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_perfetto, write_perfetto
@@ -69,9 +76,9 @@ def write_kineto_files(
     targets = [folder / _file_name(rank.rank) for rank in export.ranks]
     with as_output_error(path), contextlib.ExitStack() as cleanup:
         if not folder.exists():
+            cleanup.callback(_remove_if_empty, folder)
             folder.mkdir()
-            cleanup.callback(folder.rmdir)
-        stale_files = set(folder.iterdir()) - set(targets)
+        stale_files = {file for file in folder.iterdir() if not is_leftover(file) or is_old_leftover(file)} - {*targets}
         with atomic_files(targets) as files:
             for (rank, spans), name in zip(export, files, strict=True):
                 with name.open("wb") as file:
@@ -134,12 +141,19 @@ def _prepare_export(
     return export
 
 
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _file_name(rank: int) -> str:
     return f"rank-{rank}.json"
 
 
 def _is_kineto_export(path: Path) -> bool:
-    """Whether a file starts as those written by clustersim do."""
+    """Whether a file starts as those written by clustersim do, or is what a killed process left of one."""
+    if is_leftover(path):
+        return True
     if not path.is_file():
         return False
     with path.open("rb") as file:

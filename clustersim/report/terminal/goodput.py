@@ -122,7 +122,11 @@ def render_goodput(result: GoodputResult) -> "Group":
     from rich.console import Group
 
     renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the end", "yellow")]
-    renderables += [plain_text(headline(result), "bold"), plain_text(describe_subject(result), "dim"), plain_text("")]
+    renderables += [
+        plain_text(headline(result), "bold"),
+        plain_text(f"{describe_subject(result)}, in {format_seconds(result.wall_seconds)}", "dim"),
+        plain_text(""),
+    ]
     renderables += [build_table(("", "", ""), key_number_rows(result), right_aligned=(1,)), plain_text("")]
     productive = "productive work", result.mean_over_runs([run.work for run in result.runs]), result.goodput
     time_shares = [
@@ -173,6 +177,5 @@ def describe_subject(result: GoodputResult) -> str:
     return (
         f"{result.gpus:,} GPUs, median and 90% intervals of {len(result.runs):,} runs, seed {result.seed}, failures "
         "as in preset "
-        f"{result.preset}, in "
-        f"{format_seconds(result.wall_seconds)}"
+        f"{result.preset}"
     )

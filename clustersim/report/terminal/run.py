@@ -21,6 +21,7 @@ from clustersim.report.labels import (
     describe_degradations,
     describe_gpus,
     describe_layout,
+    describe_model,
     describe_software,
     format_dtype_shares,
     format_natural_range,
@@ -90,9 +91,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
     else:
         line.append("  DOES NOT FIT", "bold red")
     yield line.append(f"  {scenario.name}", style="dim")
-    yield plain_text(
-        f"{scenario.model.name} on {result.rank_count:,} × {describe_gpus(scenario)} ({scenario.cluster.name})"
-    )
+    gpus = f"{result.rank_count:,} × {describe_gpus(scenario)} ({scenario.cluster.name})"
+    yield plain_text(f"{describe_model(scenario.model)} on {gpus}")
     yield plain_text(describe_layout(scenario), "dim")
     yield plain_text(describe_software(scenario), "dim")
     if placement := describe_placement(scenario.cluster):

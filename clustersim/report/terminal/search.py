@@ -62,7 +62,7 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
         *_reason_lines(result),
         *_robustness_lines(result),
         plain_text(""),
-        plain_text(describe_counts(result)),
+        plain_text(f"{describe_counts(result)}, in {format_seconds(result.wall_seconds)}"),
         pruned_table,
     ]
     return Group(*renderables)
@@ -172,8 +172,7 @@ def describe_counts(result: SearchResult) -> str:
     return (
         f"{result.candidates:,} combinations: {pruned_count:,} pruned, {len(result.bounded):,} excluded by "
         "their bounds, "
-        f"{len(result.simulated):,} simulated{extrapolated_note}, in "
-        f"{format_seconds(result.wall_seconds)}"
+        f"{len(result.simulated):,} simulated{extrapolated_note}"
     )
 
 

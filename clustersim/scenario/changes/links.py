@@ -54,6 +54,22 @@ def pcie_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     return _present_kinds(scenario, _NIC_PATH_KINDS) if has_several_ranks and not nvlink_kinds(scenario) else ()
 
 
+def nic_path_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """PCIe and host links between GPUs and NICs, if there is NVLink and a network is used."""
+    return _present_kinds(scenario, _NIC_PATH_KINDS) if nvlink_kinds(scenario) and network_link_kinds(scenario) else ()
+
+
+def pcie_over_nvlink(scenario: Scenario) -> float | None:
+    """PCIe's bandwidth over NVLink's, of one GPU; None if the layout does not use both."""
+    links = scenario.cluster.fabric.links
+    bandwidths = [
+        links.bandwidth[links.kind == LINK_KINDS.index(kind)].max(initial=0.0)
+        for kind in (LinkKind.PCIE, LinkKind.NVLINK)
+    ]
+    is_used = bool(nvlink_kinds(scenario)) and all(bandwidths)
+    return float(bandwidths[0] / bandwidths[1]) if is_used else None
+
+
 def node_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     """NVLink, else PCIe and host interconnect."""
     return nvlink_kinds(scenario) or pcie_link_kinds(scenario)

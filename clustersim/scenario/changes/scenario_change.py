@@ -7,6 +7,7 @@ lists all of them; a question selects its own by `ChangeUse`.
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
 
@@ -50,6 +51,17 @@ class ChangeSubject(Enum):
     OFFLOAD = "what is on the host"
     FRAMEWORK = "kernels and overheads of the framework"
     RELIABILITY = "failures, restarts and checkpoints"
+
+
+class Plausibility(Enum):
+    """How often a change is what a slow step turns out to be, in steps: 0 is what reports name most.
+
+    A judgement, from what reports of slow steps name in the end (NCCL's and PyTorch's issues); no measurement.
+    """
+
+    COMMON = 0
+    POSSIBLE = 1
+    UNUSUAL = 2
 
 
 class InapplicableChangeError(ClusterSimError):
@@ -103,7 +115,7 @@ class ScenarioChange:
     name: unique within a use; label: what is changed, for users; requires_fit: the first alternative that leaves enough
     memory counts; relative_cost: of its simulation, relative to that of the unchanged scenario; is_relevant: whether a
     scenario has what is changed, so that the change is worth mentioning; addresses: losses of a step that it may
-    reduce.
+    reduce; plausibility: as the cause of a longer step.
     """
 
     name: str
@@ -115,6 +127,14 @@ class ScenarioChange:
     relative_cost: Callable[[Scenario], float] = lambda _: 1.0
     is_relevant: Callable[[Scenario], bool] = lambda _: True
     addresses: frozenset[StepLoss] = frozenset()
+    plausibility: Plausibility = Plausibility.POSSIBLE
+
+    def alternatives(self, scenario: Scenario) -> Iterator[ChangedScenario]:
+        """The changed scenarios, in order of increasing effect; none where the change does not apply."""
+        if not self.is_relevant(scenario):
+            return
+        with suppress(InapplicableChangeError):
+            yield from self.apply(Baseline(scenario))
 
     @property
     def invalidates_measured_collectives(self) -> bool:
@@ -123,12 +143,7 @@ class ScenarioChange:
 
     def first_alternative(self, scenario: Scenario) -> ChangedScenario | None:
         """The first changed scenario; None where the change does not apply."""
-        if not self.is_relevant(scenario):
-            return None
-        try:
-            return next(self.apply(Baseline(scenario)), None)
-        except InapplicableChangeError:
-            return None
+        return next(self.alternatives(scenario), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +160,8 @@ class ContinuousChange:
 
     strength_range: of a scenario, for a longer step (ChangeUse.LONGER_STEP) or a shorter one, None where it cannot
     be a cause; apply: the scenario at a strength; describe: the change at a strength, as the start of a sentence;
-    magnitude: what a strength stands for, as a number above zero.
+    magnitude: what a strength stands for, as a number above zero; plausibility: as the cause of a longer step; checks:
+    what to look at, "" where the description says it.
     """
 
     name: str
@@ -154,6 +170,8 @@ class ContinuousChange:
     apply: Callable[[Scenario, float], Scenario]
     describe: Callable[[float], str]
     magnitude: Callable[[float], float] = float
+    plausibility: Plausibility = Plausibility.POSSIBLE
+    checks: str = ""
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
         """Size of the change: the absolute logarithm of the ratio of magnitudes after / before."""

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError, format_value
+from clustersim.common.input_files import NUMBER_ALPHABET, quote_cell
 from clustersim.model.moe_expert_load import ExpertLoad, MeasuredExpertLoad, RandomExpertLoad
 from clustersim.scenario.config_reader import ConfigModel, config_error, value_parser
 from clustersim.scenario.id_ranges import MAX_SEED
@@ -130,9 +131,9 @@ def _parse_counts(path: Path, line_number: int, line: str) -> Iterator[float]:
         except ValueError:
             count = math.nan
         if not (math.isfinite(count) and count >= 0.0):
+            quoted = quote_cell(text, NUMBER_ALPHABET)
             raise InputError(
-                f"tokens_per_expert: {path}, line {line_number}: {format_value(text)} is no number of tokens; "
-                "write 0 or more"
+                f"tokens_per_expert: {path}, line {line_number}: {quoted} is no number of tokens; write 0 or more"
             )
         counts.append(count)
     if sum(counts) <= 0.0:

@@ -1,13 +1,21 @@
 """What may a scenario file say about its parallel layout?"""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.common.errors import InputError, format_value
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.model.layer_stack import MAX_LAYERS
-from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, LayerPartition, PipelineLayoutString
+from clustersim.parallel.context_parallel import ContextParallelKind
+from clustersim.parallel.layer_partition import (
+    AccountForEnds,
+    BalancedFlops,
+    EndRankLayers,
+    LayerPartition,
+    PipelineLayoutString,
+)
 from clustersim.parallel.mesh import DATA, DENSE_MESH, MESHES
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.task import TokenDispatcher
@@ -36,9 +44,9 @@ def _parse_stage_layout(value: object) -> object:
 
 
 class LayerSplitConfig(ConfigModel):
-    """`layout.layers_per_stage`: even, a list, a Megatron-LM pipeline layout string, or a partition option."""
+    """`layout.layers_per_stage`: even, balanced, a list, a Megatron-LM pipeline layout string, or a rule."""
 
-    example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
+    example: ClassVar[str] = "even, balanced, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
     counts: list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None = None
     """layers of each stage (a bare list is a shorthand); left out: even"""
     layout: Annotated[
@@ -51,6 +59,8 @@ class LayerSplitConfig(ConfigModel):
     """the embedding counts as a layer (account_for_embedding_in_pipeline_split)"""
     head: bool = False
     """the output layer counts as a layer (account_for_loss_in_pipeline_split)"""
+    balanced: bool = False
+    """stages have equal model FLOP as far as layers allow (`balanced` is a shorthand): for layers that differ"""
     first: LayerCount | None = None
     """layers of the first pipeline stage; left out: even"""
     last: LayerCount | None = None
@@ -63,20 +73,25 @@ class LayerSplitConfig(ConfigModel):
             return {}
         if isinstance(value, list):
             return {"counts": value}
+        if value == "balanced":
+            return {"balanced": True}
         return {"layout": value} if isinstance(value, str) else super().expand_shorthand(value)
 
     @model_validator(mode="after")
     def _check_one_rule(self) -> Self:
         has_ends = (self.first, self.last) != (None, None)
-        rules = (self.counts is not None, self.layout is not None, self.embedding or self.head, has_ends)
+        has_string = self.layout is not None
+        rules = (self.counts is not None, has_string, self.embedding or self.head, has_ends, self.balanced)
         if sum(rules) > 1:
             raise config_error(
-                f"says more than one of counts, layout, embedding or head, and first or last; {self.example}"
+                f"says more than one of counts, layout, embedding or head, balanced, and first or last; {self.example}"
             )
         return self
 
-    def layer_partition(self) -> LayerPartition:
-        """The layer partition as the simulator represents it."""
+    def layer_partition(self, layer_flops: Callable[[], BalancedFlops]) -> LayerPartition:
+        """The layer partition as the simulator represents it. layer_flops: FLOP of the model's layers."""
+        if self.balanced:
+            return layer_flops()
         if self.layout is not None:
             return self.layout
         if self.counts is not None:
@@ -92,7 +107,7 @@ class LayoutConfig(ConfigModel):
     tp: Degree = 1
     """tensor-parallel degree"""
     cp: Degree = 1
-    """context-parallel degree (ring attention)"""
+    """context-parallel degree"""
     pp: Degree = 1
     """pipeline-parallel degree: ranks of a pipeline"""
     dp: Degree | None = None
@@ -101,6 +116,12 @@ class LayoutConfig(ConfigModel):
     """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
     """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: 1"""
+    cp_kind: Annotated[ContextParallelKind, enum_parser(ContextParallelKind)] = ContextParallelKind.RING
+    """what its ranks exchange for attention, see [Context parallelism](scenario.md#context-parallelism)"""
+    cp_inner: Degree | None = None
+    """ranks of its inner groups, which two_dimensional and hierarchical need; left out: none"""
+    cp_balanced: bool = True
+    """ranks have a chunk from the front of each sequence and its mirror chunk from the back (zigzag)"""
     dispatcher: Annotated[TokenDispatcher, enum_parser(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
     """token dispatcher: how tokens are sent to experts and back"""
     dispatcher_num_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None
@@ -137,6 +158,21 @@ class LayoutConfig(ConfigModel):
     """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
     layers_per_stage: LayerSplitConfig = LayerSplitConfig()
     """partition of layers into pipeline stages; left out: even"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_context(cls, value: object) -> object:
+        """`cp: {degree: 8, kind: ulysses}` is short for the keys that begin with cp."""
+        if not isinstance(value, dict) or not isinstance(context := value.get("cp"), dict):
+            return value
+        names = {"degree": "cp", **{key: f"cp_{key}" for key in ("kind", "inner", "balanced")}}
+        for key in context:
+            if key not in names:
+                raise config_error(f"cp.{key} is unknown; {suggest_nearest(str(key), names)}")
+            if names[key] in value and key != "degree":
+                raise config_error(f"{names[key]} is given by cp, too; write cp.{key} alone")
+        others = {key: item for key, item in value.items() if key != "cp"}
+        return others | {names[key]: item for key, item in context.items()}
 
     @property
     def ranks_per_replica(self) -> int:

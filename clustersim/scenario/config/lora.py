@@ -1,7 +1,7 @@
 """What may a scenario file say about LoRA adapters?
 
 `training.lora`: their rank and target matrices, by the names of Hugging Face peft (`q_proj`), of
-Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`call_slowdown`, `attention`, `all`).
+Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`q`, `attention`, `all`).
 """
 
 from collections.abc import Mapping

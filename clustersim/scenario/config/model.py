@@ -152,6 +152,8 @@ class LayerConfig(ConfigModel):
     """attention scores are soft-capped by a tanh; left out: the model's, or false"""
     attention_sinks: bool | None = None
     """every head has a learned attention sink logit; left out: the model's, or false"""
+    attention_output_gate: bool | None = None
+    """attention's output is gated, by a projection as wide as the queries; left out: the model's, or false"""
     causal: bool | None = None
     """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
     mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None

@@ -5,6 +5,8 @@ offload:
   optimizer: true            # or the fraction of the optimizer states on the host, such as 50 %
   gradients: true            # with the full optimizer: copied during backward (ZeRO-Offload)
   parameters: true           # with FSDP: parameter shards, their gradients and the optimizer
+  update: sequential         # slice by slice, in separate passes (DeepSpeed)
+  threads: 1                 # of the CPU for each rank (OMP_NUM_THREADS)
 """
 
 from collections.abc import Iterator
@@ -14,18 +16,26 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.common.errors import InputError, format_value
 from clustersim.model.layer_stack import MAX_LAYERS
-from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
+from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, HostUpdate, Offload, OptimizerOffload, ShardOffload
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import parameter_groups
-from clustersim.scenario.config_reader import ConfigModel, LayerCount, config_error, fraction_parser, value_parser
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    LayerCount,
+    config_error,
+    enum_parser,
+    fraction_parser,
+    value_parser,
+)
 from clustersim.scenario.resolved import ResolvedScenario
 
 _EXAMPLE = (
     "{capacity: 2 TB, bandwidth: 600 GB/s, device_to_host: 50 GB/s, host_to_device: 50 GB/s, latency: 10 us, "
     "optimizer_fraction: 0.46}"
 )
+_MAX_THREADS = 4096
 _parse_fraction = fraction_parser(0.0, 1.0).func
 
 
@@ -94,6 +104,10 @@ class OffloadConfig(ConfigModel):
     """with the full optimizer: gradients are copied as backward produces them"""
     parameters: bool = False
     """with FSDP: parameter shards, their gradients and the full optimizer"""
+    update: Annotated[HostUpdate, enum_parser(HostUpdate)] = HostUpdate.OVERLAPPED
+    """of the CPU: copies overlap its slices, or one after the other and in separate passes, as DeepSpeed's"""
+    threads: Annotated[int | None, Field(ge=1, le=_MAX_THREADS)] = None
+    """of the CPU that update each rank's share; left out: as many as the host's memory keeps busy"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
@@ -106,15 +120,19 @@ class OffloadConfig(ConfigModel):
             raise config_error("parameters on the host take the whole optimizer along; leave optimizer out")
         if self.gradients and not self.parameters and self.optimizer < 1.0:
             raise config_error("gradients go to the host where all of the optimizer is; write optimizer: true")
+        of_update = self.model_fields_set & {"update", "threads"}
+        if of_update and not (self.parameters or self.optimizer):
+            key = min(of_update)
+            raise config_error(f"{key} is of an optimizer on the host, which there is none of; add optimizer: true")
         return self
 
     def offload_policy(self) -> Offload:
         """The offload policy as the simulator represents it."""
         activations = self.activations.activation_offload() if self.activations else None
-        if self.parameters:
-            return Offload(activations, ShardOffload())
-        states = OptimizerOffload(self.optimizer, gradients=self.gradients) if self.optimizer else None
-        return Offload(activations, states)
+        states: OptimizerOffload | ShardOffload | None = ShardOffload() if self.parameters else None
+        if states is None and self.optimizer:
+            states = OptimizerOffload(self.optimizer, gradients=self.gradients)
+        return Offload(activations, states, self.update, self.threads)
 
 
 def check_offload(scenario: ResolvedScenario) -> Iterator[str]:
@@ -137,6 +155,11 @@ def _check_host_memory(scenario: ResolvedScenario) -> Iterator[str]:
         yield (
             f"training.offload: offload without host memory: {cluster.name} does not say what its hosts have; give "
             f"cluster.node.host_memory: {_EXAMPLE} (in a graph file, the graph's host_memory)"
+        )
+    elif scenario.training.offload.threads is not None and cluster.host_memory.core_bandwidth is None:
+        yield (
+            f"training.offload.threads: {cluster.name} does not say what one core of its hosts reads and writes; give "
+            "cluster.node.host_memory.core_bandwidth, such as 12 GB/s (STREAM with one thread), or leave threads out"
         )
 
 

@@ -51,17 +51,23 @@ class OptimizerConfig(ConfigModel):
     experts: bool = True
     """for those of experts"""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_muon(cls, value: object) -> object:
+        """Keys of Muon without a name are Muon's."""
+        is_unnamed = isinstance(value, dict) and value and "name" not in value
+        return {"name": _MUON, **value} if is_unnamed and isinstance(value, dict) else value
+
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         muon_keys = sorted(self.model_fields_set - {"name"})
-        if muon_keys and "name" in self.model_fields_set and self.name != _MUON:
+        if muon_keys and self.name != _MUON:
             raise config_error(f"{muon_keys[0]} is a key of muon, and name is {self.name}; leave it out")
         return self
 
     def optimizer(self) -> AnyOptimizer:
         """The optimizer as the simulator represents it."""
-        is_muon = self.name == _MUON or bool(self.model_fields_set - {"name"})
-        if not is_muon:
+        if self.name != _MUON:
             return Optimizer(self.name)
         keys = (name for name in type(self).model_fields if name != "name")
         return Muon(**{name: getattr(self, name) for name in keys})

@@ -13,6 +13,7 @@ from clustersim.model.overheads import (
     NO_OVERHEADS,
     Accumulation,
     BatchTransfer,
+    ExpertRowMasks,
     ExpertSort,
     ExpertWeighting,
     Grouping,
@@ -82,6 +83,8 @@ class OverheadsConfig(ConfigModel):
     """where results of experts are multiplied by probabilities: within experts or behind; left out: the framework's"""
     expert_sort: Annotated[ExpertSort | None, enum_parser(ExpertSort)] = None
     """how received tokens are sorted by expert; left out: the framework's"""
+    expert_row_masks: Annotated[ExpertRowMasks | None, enum_parser(ExpertRowMasks)] = None
+    """where rows of grouped products that belong to no expert of the rank are masked; left out: the framework's"""
     softmax_keys: TokenCount | None = None
     """maximum number of keys for which standard attention's softmax is one kernel; left out: the framework's"""
     loss_averaging: Annotated[LossReport | None, enum_parser(LossReport)] = None

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import quote_cell
 from clustersim.hardware.allocation import (
     Allocation,
     BlockAllocation,
@@ -136,4 +137,6 @@ def _parse_order_line(location: str, line: str) -> tuple[range, ...]:
     try:
         return parse_ranges(int(line) if line.isdecimal() else line)
     except PydanticCustomError as error:
-        raise InputError(f"{location}: {error.message()}") from error
+        quoted = quote_cell(line, "-0-9a-z., ")
+        reason = error.message() if quoted.startswith("'") else f"{quoted} is neither an id nor a range of ids"
+        raise InputError(f"{location}: {reason}") from error

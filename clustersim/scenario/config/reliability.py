@@ -3,9 +3,8 @@
 Values merge key by key: the scenario's override its preset's, which override the default preset's.
 """
 
-import csv
 import math
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast
 
@@ -13,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError, combined_error, format_value, suggest_nearest
+from clustersim.common.input_files import NUMBER_ALPHABET, parse_table, quote_cell
 from clustersim.common.units import Dimension, Seconds, parse_quantity
 from clustersim.hardware.failures import (
     ZERO_DURATION,
@@ -370,7 +370,6 @@ class ReliabilityPresetConfig(ReliabilityConfig):
     """provenance of each value, by its dotted key"""
 
 
-@cache
 def load_reliability(name_or_path: str) -> ReliabilityModel:
     """Load topologies/reliability/NAME.yaml or a file of that form, over the default preset; raises InputError."""
     preset = _load_preset(name_or_path)
@@ -382,10 +381,15 @@ def _resolve_preset_path(name: str, base_dir: Path) -> str:
     return str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
 
 
-@cache
 def _load_preset(name: str) -> ReliabilityPresetConfig:
     path = data_files.find_file("reliability", name)
-    content = data_files.read_mapping(path)
+    return _parse_preset(name, path, data_files.read_text(path))
+
+
+@lru_cache(maxsize=8)
+def _parse_preset(name: str, path: Path, text: str) -> ReliabilityPresetConfig:
+    """Cached by the text, which may change."""
+    content = data_files.parse_mapping(path, text)
     try:
         preset = ReliabilityPresetConfig.model_validate(content)
     except ValidationError as error:
@@ -490,10 +494,14 @@ def read_trace(path: Path) -> tuple[tuple[Seconds, ...], Seconds]:
     A column states the unit: time_s, time_h or time_d. A second column, `what`, may be `end` in the last line,
     which marks the end of observation and is no failure. Raises InputError that names file and line.
     """
-    events = list(csv.DictReader(data_files.read_text(path).splitlines()))
-    columns = set(events[0]) if events else set()
+    text = data_files.read_text(path)
+    try:
+        columns, rows = parse_table(text)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    events = [event for _, event in rows]
     time_columns = [column for column in _SECONDS_PER_COLUMN_UNIT if column in columns]
-    if len(time_columns) != 1:
+    if len(time_columns) != 1 or not events:
         raise InputError(
             f"{path}: needs rows, and one column of times that says its unit: {', '.join(_SECONDS_PER_COLUMN_UNIT)}"
         )
@@ -518,5 +526,6 @@ def _parse_event_time(path: Path, line: int, text: str | None, factor: float) ->
     except (TypeError, ValueError):
         time = math.nan
     if not 0.0 <= time < math.inf:
-        raise InputError(f"{path}, line {line}: {format_value(text)} is no time from zero up")
+        quoted = quote_cell(text or "", NUMBER_ALPHABET)
+        raise InputError(f"{path}, line {line}: {quoted} is no time from zero up")
     return time

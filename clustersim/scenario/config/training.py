@@ -29,6 +29,7 @@ from clustersim.model.training import (
     Training,
 )
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
+from clustersim.scenario.config.documents import DocumentsConfig
 from clustersim.scenario.config.expert_load import ExpertLoadConfig, none_from_balanced
 from clustersim.scenario.config.global_batch import parse_global_batch
 from clustersim.scenario.config.lora import LoraConfig
@@ -283,6 +284,8 @@ class TrainingConfig(ConfigModel):
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
+    optimizer_in_backward: bool = False
+    """weights are updated, and gradients freed, while backward runs: with one microbatch and no gradient_clipping"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
     fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
@@ -293,6 +296,12 @@ class TrainingConfig(ConfigModel):
     """LoRA adapters on frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadConfig | None, BeforeValidator(none_from_balanced)] = None
     """imbalance of tokens over experts, or balanced; left out: balanced"""
+    reference_model: bool = False
+    """a frozen copy of the model runs forward, too (DPO): twice the sequences of a preference pair are the batch's;
+    with lora it is the model without adapters"""
+    documents: Annotated[DocumentsConfig | None, BeforeValidator(none_from_word)] = None
+    """lengths of documents packed into sequences, see [Packed documents](scenario.md#packed-documents), or none; left
+    out: none"""
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
     """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
 
@@ -323,6 +332,7 @@ class TrainingConfig(ConfigModel):
             "recompute": self.recompute.recompute_policy(),
             "lora": lora,
             "optimizer": self.optimizer.optimizer(),
+            "documents": None if self.documents is None else self.documents.packed_documents(),
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop

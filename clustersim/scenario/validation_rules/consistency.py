@@ -12,7 +12,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
-from clustersim.model.mixer import ContextRule, ShardedSize
+from clustersim.model.mixer import ShardedSize
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
@@ -22,6 +22,13 @@ from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.context_parallel import (
+    check_context_groups,
+    check_context_parallel,
+    check_documents,
+    check_exchanged_heads,
+    sequence_chunks,
+)
 from clustersim.scenario.validation_rules.diloco import check_diloco
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
@@ -36,7 +43,11 @@ from clustersim.scenario.validation_rules.moe import (
 )
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
-from clustersim.scenario.validation_rules.optimizer import check_optimizer
+from clustersim.scenario.validation_rules.optimizer import (
+    check_optimizer,
+    check_optimizer_in_backward,
+    check_reference_model,
+)
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
     check_attention_library,
@@ -146,23 +157,6 @@ def _check_sharded_sizes(scenario: ResolvedScenario, sizes: tuple[ShardedSize, .
                 f"layout.tp: {tp} neither divides the {size.size} {size.key} of {name} nor is a multiple of them "
                 "(each then held by several ranks)",
                 Remedy.nearest("layout.tp", tp, allowed),
-            )
-
-
-def check_context_parallel(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that context parallelism has a rule for every mixer, and divides the heads that it exchanges."""
-    tp, cp = scenario.layout.tp, scenario.layout.cp
-    for mixer in scenario.model.distinct_mixers if cp > 1 else ():
-        if mixer.context_rule is ContextRule.NONE:
-            yield Problem(
-                f"layout.cp: {cp} splits sequences, and how {mixer.label} works on a part of one is not known",
-                Remedy("layout.cp", ((1,),)),
-            )
-        size = mixer.sharded_sizes[0]
-        if mixer.context_rule is ContextRule.HEAD_EXCHANGE and size.size % (tp * cp):
-            yield Problem(
-                f"layout.cp: tp {tp} x cp {cp} do not divide the {size.size} {size.key} of {scenario.model.name}",
-                Remedy.nearest("layout.cp", cp, [d for d in divisors(size.size) if size.size % (tp * d) == 0]),
             )
 
 
@@ -297,7 +291,7 @@ def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
 def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
-    cp_chunks = 2 * layout.cp if layout.cp > 1 else 1
+    cp_chunks = sequence_chunks(layout)
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield Problem(
@@ -305,7 +299,8 @@ def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
             Remedy.multiples("training.sequence", model.max_positions + 1, divisor, at_most=model.max_positions),
         )
     if sequence % divisor:
-        factors = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
+        chunks = f"2 x cp {layout.cp}" if cp_chunks > layout.cp else f"cp {layout.cp}"
+        factors = [chunks] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
         yield Problem(
             f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}",
             Remedy.multiples("training.sequence", sequence, divisor),
@@ -431,6 +426,9 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_diloco,
     check_heads,
     check_context_parallel,
+    check_context_groups,
+    check_exchanged_heads,
+    check_documents,
     check_widths,
     check_routers,
     check_expert_parallelism,
@@ -463,6 +461,8 @@ _CHECKS: tuple[_CheckRule, ...] = (
     _check_torch_data_parallel,
     check_offload,
     check_optimizer,
+    check_optimizer_in_backward,
+    check_reference_model,
     _check_step_count,
     _check_jitter,
 )

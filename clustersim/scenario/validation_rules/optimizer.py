@@ -1,4 +1,4 @@
-"""Does the optimizer fit how weights are sharded, adapted and offloaded?"""
+"""Do the optimizer and a reference model fit how weights are sharded, adapted and offloaded?"""
 
 from collections.abc import Iterator
 
@@ -25,3 +25,36 @@ def check_optimizer(scenario: ResolvedScenario) -> Iterator[str]:
     }
     for setting in (name for name, is_set in conflicts.items() if is_set):
         yield f"training.optimizer: muon does not run with {setting}; leave it out, or write adam"
+
+
+def check_optimizer_in_backward(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that nothing needs the gradients of several layers or microbatches at once."""
+    training, layout = scenario.training, scenario.layout
+    if not training.optimizer_in_backward:
+        return
+    shards = layout.data.shards_parameters or layout.dp * layout.cp == 1
+    conflicts = {
+        "training.gradient_clipping, whose norm is of all gradients; write false": training.gradient_clipping,
+        f"{scenario.microbatch_count} microbatches, whose gradients are added": scenario.microbatch_count > 1,
+        f"layout.pp: {layout.pp}, as a stage's backwards follow each other": layout.pp > 1,
+        "replicas that reduce buckets of gradients; write layout.data: fsdp": not shards,
+        "training.optimizer: muon": isinstance(training.optimizer, Muon),
+        "training.offload of the optimizer": training.offload.states is not None,
+    }
+    for setting in (name for name, is_set in conflicts.items() if is_set):
+        yield f"training.optimizer_in_backward: it does not run with {setting}"
+
+
+def check_reference_model(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that both models' forwards run on the same ranks, one after the other."""
+    training, layout = scenario.training, scenario.layout
+    if not training.reference_model:
+        return
+    conflicts = {
+        f"layout.pp: {layout.pp}": layout.pp > 1,
+        "layout.data: dp": layout.data.is_single_process,
+        "layout.data: deepspeed_zero3": layout.data.gathers_single_parameters,
+        "training.offload of parameters": training.offload.offloads_shards,
+    }
+    for setting in (name for name, is_set in conflicts.items() if is_set):
+        yield f"training.reference_model: a second forward is not modelled with {setting}; change it, or leave it out"

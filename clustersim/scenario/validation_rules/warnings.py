@@ -18,6 +18,7 @@ from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.topology import LinkKind
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import PositionEncoding
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.resolved import ResolvedScenario
@@ -64,12 +65,15 @@ def _ineffective_tensor_overlap(scenario: ResolvedScenario) -> Iterator[str]:
 
 def _sliding_window_with_ring_cp(scenario: ResolvedScenario) -> Iterator[str]:
     """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows require `a2a` or `all_gather`."""
-    if scenario.layout.cp > 1 and any(
-        distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions
+    is_ring = scenario.layout.cp_kind not in (ContextParallelKind.ULYSSES, ContextParallelKind.ALL_GATHER)
+    if (
+        scenario.layout.cp > 1
+        and is_ring
+        and any(distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions)
     ):
         yield (
             f"layout.cp {scenario.layout.cp}: all keys and values go round the ring, also for layers with a window; "
-            "Transformer Engine refuses windows on its ring (p2p) and has them with other exchanges, not modelled here"
+            "Transformer Engine refuses windows on its ring (p2p); cp_kind: ulysses and all_gather have them"
         )
 
 

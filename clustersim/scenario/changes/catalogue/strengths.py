@@ -13,7 +13,7 @@ from typing import Final
 from clustersim.common.units import Seconds, format_seconds
 from clustersim.cost.jitter import MAX_NORMAL_STD
 from clustersim.hardware.topology import LinkKind
-from clustersim.scenario.changes.health import with_jitter, with_slow_gpu
+from clustersim.scenario.changes.health import with_jitter, with_slow_gpu, with_slow_node
 from clustersim.scenario.changes.host import with_launch_seconds
 from clustersim.scenario.changes.kernels import (
     effective_efficiency,
@@ -21,8 +21,20 @@ from clustersim.scenario.changes.kernels import (
     with_matmul_slowdown,
     with_memory_bound_slowdown,
 )
-from clustersim.scenario.changes.links import network_link_kinds, nvlink_kinds, pcie_link_kinds, with_link_bandwidth
-from clustersim.scenario.changes.scenario_change import ChangeSubject, ChangeUse, ContinuousChange, StrengthRange
+from clustersim.scenario.changes.links import (
+    network_link_kinds,
+    nic_path_kinds,
+    nvlink_kinds,
+    pcie_link_kinds,
+    with_link_bandwidth,
+)
+from clustersim.scenario.changes.scenario_change import (
+    ChangeSubject,
+    ChangeUse,
+    ContinuousChange,
+    Plausibility,
+    StrengthRange,
+)
 from clustersim.scenario.scenario import Scenario
 
 MAX_SLOWDOWN: Final = 10.0  # slowdown factor: what is slower is broken, not slow
@@ -62,11 +74,13 @@ def _format_slowdown(slowdown: float) -> str:
     return f"{1 / slowdown:.2f}x faster" if slowdown < 1.0 else f"{slowdown:.2f}x slower"
 
 
-def _link_slowdown(name: str, label: str, link_kinds: Callable[[Scenario], tuple[LinkKind, ...]]) -> ContinuousChange:
+def _link_slowdown(
+    name: str, label: str, link_kinds: Callable[[Scenario], tuple[LinkKind, ...]], checks: str = ""
+) -> ContinuousChange:
     """All links of some kinds at a fraction (or multiple) of their bandwidth.
 
-    label: names the links in a sentence; link_kinds: the kinds that a scenario's layout uses. Measurements on
-    healthy links are not used, as in `simulation` with degraded links.
+    label: names the links in a sentence; link_kinds: the kinds that a scenario's layout uses; checks: as of
+    `ContinuousChange`. Measurements on healthy links are not used, as in `simulation` with degraded links.
     """
     slowdowns = _slowdown_range(lambda _: MIN_LINK_SLOWDOWN)
     return ContinuousChange(
@@ -75,6 +89,7 @@ def _link_slowdown(name: str, label: str, link_kinds: Callable[[Scenario], tuple
         lambda scenario, use: slowdowns(scenario, use) if link_kinds(scenario) else None,
         lambda scenario, slowdown: with_link_bandwidth(scenario, link_kinds(scenario), 1.0 / slowdown),
         lambda slowdown: f"{label} at {100 / slowdown:.3g} % of the bandwidth",
+        checks=checks,
     )
 
 
@@ -82,6 +97,11 @@ def _slow_gpu_range(scenario: Scenario, use: ChangeUse) -> StrengthRange | None:
     """Only for longer steps, and only with more than one rank, which wait for it."""
     is_cause = use is ChangeUse.LONGER_STEP and scenario.layout.world_size > 1
     return StrengthRange(1.0, MAX_SLOWDOWN) if is_cause else None
+
+
+def _slow_node_range(scenario: Scenario, use: ChangeUse) -> StrengthRange | None:
+    """As one slow GPU, where there are several nodes."""
+    return _slow_gpu_range(scenario, use) if network_link_kinds(scenario) else None
 
 
 def _jitter_range(scenario: Scenario, use: ChangeUse) -> StrengthRange | None:
@@ -117,15 +137,36 @@ STRENGTHS: Final[tuple[ContinuousChange, ...]] = (
         lambda scenario: effective_efficiency(scenario).memory_bandwidth_fraction,
         with_memory_bound_slowdown,
     ),
-    _link_slowdown("network", "NICs and switches", network_link_kinds),
+    _link_slowdown(
+        "network",
+        "NICs and switches",
+        network_link_kinds,
+        "GPUDirect RDMA off, other jobs on the switches, NICs that fell back to a lower rate",
+    ),
     _link_slowdown("nvlink", "NVLink", nvlink_kinds),
-    _link_slowdown("pcie", "PCIe and host links", pcie_link_kinds),
+    _link_slowdown("pcie", "PCIe and host links", pcie_link_kinds, "processes on the other NUMA node, narrower links"),
+    _link_slowdown(
+        "nic_path",
+        "PCIe and host links to the NICs",
+        nic_path_kinds,
+        "GPUDirect RDMA off, NICs of the other NUMA node, narrower links",
+    ),
     ContinuousChange(
         "one_slow_gpu",
         ChangeSubject.GPUS,
         _slow_gpu_range,
         lambda scenario, slowdown: with_slow_gpu(scenario, 1.0 / slowdown),
         lambda slowdown: f"one GPU at {1 / slowdown:.3g} of its speed",
+        plausibility=Plausibility.COMMON,
+        checks="clocks, temperature, ECC errors",
+    ),
+    ContinuousChange(
+        "one_slow_node",
+        ChangeSubject.GPUS,
+        _slow_node_range,
+        lambda scenario, slowdown: with_slow_node(scenario, 1.0 / slowdown),
+        lambda slowdown: f"one node at {1 / slowdown:.3g} of its speed",
+        checks="throttled by heat or power",
     ),
     ContinuousChange(
         "jitter",
@@ -142,5 +183,6 @@ STRENGTHS: Final[tuple[ContinuousChange, ...]] = (
         with_launch_seconds,
         _describe_launch,
         lambda seconds: max(seconds, MIN_LAUNCH_SECONDS),
+        checks="data loading on the same cores, no core binding (NUMA), a CPU governor",
     ),
 )

@@ -1,0 +1,97 @@
+"""What did a step compute on the host itself, where it has no GPU?
+
+On a CPU an operator's kernel is the operator: the ATen operator that computes for most of its time itself, and does
+not only call others. It is launched by itself, on the thread that runs it; what is between two of them (Python,
+autograd, dispatch) is time for which the kernels wait for the host.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.interop.kineto_events import GLOO_PREFIX, NO_ID, HostCollective, RankEvents
+
+_COLLECTIVE_THREADS: Final = 10**6  # added to threads: Gloo's threads are streams of their own
+_MAX_NESTED: Final = 0.5  # share of an operator's time in operators within it, if it is a kernel itself
+_COMPUTE_PREFIX: Final = "aten::"
+_MATMULS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot"})
+_WITHOUT_COMPUTATION: Final = frozenset(
+    {
+        "alias", "as_strided", "as_strided_", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like",
+        "empty_strided", "expand", "expand_as", "flatten", "is_nonzero", "item", "lift_fresh", "narrow", "new_empty",
+        "new_empty_strided", "numpy_T", "permute", "reshape", "resize_", "resolve_conj", "resolve_neg", "result_type",
+        "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "squeeze_", "swapaxes", "t", "to",
+        "transpose", "transpose_", "unbind", "unflatten", "unsqueeze", "unsqueeze_", "view", "view_as",
+        "_local_scalar_dense", "_reshape_alias", "_unsafe_view",
+    }
+)  # fmt: skip
+
+
+def add_host_kernels(events: RankEvents, groups: Mapping[str, tuple[int, ...]]) -> None:
+    """Add the computing operators and the collectives of a trace without a GPU to its kernels and launches.
+
+    groups: ranks of each process group; Gloo does not say which one a collective is of, unless there is only one.
+    """
+    operators = events.operators
+    start, duration, thread = operators.floats("start"), operators.floats("duration"), operators.integers("thread")
+    name, ids = operators.integers("name"), operators.integers("id")
+    computes = np.array([_computes(text) for text in events.names], dtype=np.bool_)[name]
+    kernels = np.flatnonzero(_kernels(start, duration, thread, computes)).tolist()
+    for number, index in enumerate(kernels):
+        text = events.names[int(name[index])]
+        is_matmul = text.removeprefix(_COMPUTE_PREFIX) in _MATMULS
+        events.add_host_kernel(
+            f"{text} gemm" if is_matmul else text,
+            (float(start[index]), float(duration[index])),
+            ids=(int(thread[index]), number, int(ids[index])),
+        )
+    group = next(iter(groups.items())) if len(groups) == 1 else ("", ())
+    for number, collective in enumerate(events.host_collectives, start=len(kernels)):
+        begin, end = collective.interval
+        ids_of_collective = collective.thread + _COLLECTIVE_THREADS, number, NO_ID
+        arguments = _collective_arguments(collective, *group)
+        events.add_host_kernel(f"{GLOO_PREFIX}{collective.name}", (begin, end - begin), ids_of_collective, arguments)
+
+
+def _collective_arguments(collective: HostCollective, group: str, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Arguments as of a collective of NCCL; without a payload where the group is not known."""
+    if not ranks:
+        return {"Collective name": collective.name}
+    is_gathered = "gather" in collective.name
+    return {
+        "Collective name": collective.name,
+        "In msg nelems": collective.elements,
+        "Out msg nelems": collective.elements * (len(ranks) if is_gathered else 1),
+        "Group size": len(ranks),
+        "dtype": collective.dtype.removeprefix("c10::"),
+        "Process Group Name": group,
+    }
+
+
+def _computes(name: str) -> bool:
+    return name.startswith(_COMPUTE_PREFIX) and name.removeprefix(_COMPUTE_PREFIX) not in _WITHOUT_COMPUTATION
+
+
+def _kernels(start: FloatArray, duration: FloatArray, thread: IntArray, computes: BoolArray) -> BoolArray:
+    """[operators] whether each is a kernel: it computes for most of its time itself, and is not part of another one."""
+    nested = np.zeros(len(start))
+    parent = np.full(len(start), -1)
+    for thread_id in np.unique(thread).tolist():
+        own_operators = np.flatnonzero((thread == thread_id) & computes)
+        own_operators = own_operators[np.lexsort((-duration[own_operators], start[own_operators]))]
+        stack: list[int] = []
+        for index in own_operators.tolist():
+            while stack and start[stack[-1]] + duration[stack[-1]] <= start[index]:
+                stack.pop()
+            if stack:
+                parent[index] = stack[-1]
+                nested[stack[-1]] += duration[index]
+            stack.append(index)
+    is_kernel = computes & (nested <= _MAX_NESTED * duration)
+    is_part = np.zeros(len(start), dtype=np.bool_)
+    for index in np.flatnonzero(parent >= 0)[np.argsort(start[parent >= 0], kind="stable")].tolist():
+        is_part[index] = is_part[parent[index]] or is_kernel[parent[index]]
+    selected: BoolArray = is_kernel & ~is_part
+    return selected

@@ -1,0 +1,172 @@
+"""Which layers do Megatron-LM's arguments of hybrid models define, and with which arguments are layers written?
+
+`--hybrid-layer-pattern` (before 2026 `--hybrid-override-pattern`, or two ratios) has a letter for each layer and bars
+between pipeline stages (megatron/core/models/hybrid/hybrid_layer_allocation.py); `--experimental-attention-variant gdn`
+with `--linear-attention-freq` has gated delta nets in a model of other layers.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from clustersim.interop.megatron_arguments import Arguments, MegatronArguments
+from clustersim.model.attention_spec import LatentAttention, SoftmaxAttention
+from clustersim.model.layer_stack import LayerSpec, layer_specs
+from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
+from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.transformer import TransformerModel
+
+_PATTERN_FLAGS: Final = ("hybrid-layer-pattern", "hybrid-override-pattern")
+_MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
+_DELTA_NETS: Final = ("gdn", "gated_delta_net")
+_DEFAULT_HEAD_DIM: Final = 64  # mamba_head_dim
+_EXPANSION: Final = 2  # of MambaMixer
+
+
+def with_pattern_layers(arguments: Arguments) -> dict[str, tuple[str, ...]]:
+    """Arguments with the number of layers that a pattern has, which Megatron-LM takes whatever `--num-layers` says."""
+    pattern = next((values[0] for name in _PATTERN_FLAGS if (values := arguments.get(name))), "")
+    letters = pattern.partition(_MTP_SEPARATOR)[0].replace(_STAGE_SEPARATOR, "")
+    return {**arguments, **({"num-layers": (str(len(letters)),)} if letters and "\0" not in letters else {})}
+
+
+def hybrid_pattern(parsed: MegatronArguments) -> str | None:
+    """The layers' letters with bars between stages; None where the model is no hybrid."""
+    parsed.has("is-hybrid-model")
+    parsed.values("spec")
+    for name in _PATTERN_FLAGS:
+        pattern = parsed.text(name)
+        if pattern is not None and _MTP_SEPARATOR in pattern:
+            raise parsed.error(name, "multi-token prediction layers of several kinds are not modelled")
+        if pattern is not None:
+            return pattern
+    ratios = [parsed.real_number(f"hybrid-{kind}-ratio", 0.0) for kind in ("attention", "mlp")]
+    return pattern_from_ratios(parsed.required_integer("num-layers"), *ratios) if any(ratios) else None
+
+
+def pattern_from_ratios(layers: int, attention_ratio: float, mlp_ratio: float) -> str:
+    """Letters with attention evenly spaced between Mamba layers, and MLPs in place of evenly spaced others of these.
+
+    >>> pattern_from_ratios(10, 0.2, 0.0), pattern_from_ratios(8, 0.125, 0.5)
+    ('MMM*MMM*MM', 'M-M-*M-M')
+    """
+    attention_count = round(layers * attention_ratio)
+    letters = _spaced("M" * layers, "*", (layers - attention_count) / (attention_count + 1))
+    mlp_count = round(layers * mlp_ratio)
+    if not mlp_count:
+        return letters
+    return _spaced(letters, "-", (layers - attention_count - mlp_count) / mlp_count)
+
+
+def _spaced(letters: str, letter: str, section: float) -> str:
+    """Letters of which every M that ends a section of so many is replaced."""
+    result, remaining = "", section
+    for current in letters:
+        if current != "M":
+            result += current
+        elif remaining < 1 / 2:
+            result, remaining = result + letter, remaining + section
+        else:
+            result, remaining = result + current, remaining - 1
+    return result
+
+
+def hybrid_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
+    """Keys of the `model` section of a hybrid, in addition to those of its attention and MLPs."""
+    pattern = hybrid_pattern(parsed)
+    if pattern is None:
+        return _delta_net_layers(parsed)
+    letters = pattern.replace(_STAGE_SEPARATOR, "")
+    sections = {"M": ("mamba", _mamba_config), "G": ("gated_delta_net", _delta_net_config)}
+    sizes = {key: read(parsed, hidden) for letter, (key, read) in sections.items() if letter in letters}
+    return {"layers": None, "stack": None, "hybrid_layer_pattern": letters, **sizes}
+
+
+def hybrid_stages(parsed: MegatronArguments) -> list[int] | None:
+    """Layers of each pipeline stage by the bars of a pattern; None without bars."""
+    pattern = hybrid_pattern(parsed)
+    if pattern is None or _STAGE_SEPARATOR not in pattern:
+        return None
+    return [len(stage) for stage in pattern.split(_STAGE_SEPARATOR)]
+
+
+def _mamba_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
+    head_dim = parsed.integer("mamba-head-dim", _DEFAULT_HEAD_DIM) or _DEFAULT_HEAD_DIM
+    return {
+        "num_heads": parsed.integer("mamba-num-heads", _EXPANSION * hidden // head_dim),
+        "head_dim": head_dim,
+        "state_dim": parsed.integer("mamba-state-dim", 128),
+        "num_groups": parsed.integer("mamba-num-groups", 8),
+    }
+
+
+def _delta_net_config(parsed: MegatronArguments, hidden: int = 0) -> dict[str, Any]:  # noqa: ARG001 - as the others
+    return {
+        "num_key_heads": parsed.integer("linear-num-key-heads", 16),
+        "num_value_heads": parsed.integer("linear-num-value-heads", 32),
+        "key_head_dim": parsed.integer("linear-key-head-dim", 128),
+        "value_head_dim": parsed.integer("linear-value-head-dim", 128),
+        "conv_kernel_dim": parsed.integer("linear-conv-kernel-dim", 4),
+    }
+
+
+def _delta_net_layers(parsed: MegatronArguments) -> dict[str, Any]:
+    """Gated delta nets in all layers but every n-th."""
+    variant = parsed.text("experimental-attention-variant") or parsed.text("linear-attention-type")
+    if variant is None:
+        return {}
+    if variant not in _DELTA_NETS:
+        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {_DELTA_NETS[0]} is")
+    frequency = parsed.text("linear-attention-freq") or ""
+    if not re.fullmatch(r"[1-9]\d*", frequency) or frequency == "1":
+        raise parsed.error("linear-attention-freq", f"{frequency!r} is no number of layers from 2; write model.stack")
+    return {"linear_attention_freq": int(frequency), "gated_delta_net": _delta_net_config(parsed)}
+
+
+def hybrid_flags(model: TransformerModel) -> Iterator[tuple[str, ...]]:
+    """The arguments of a model with other mixers, of which Megatron-LM has Mamba 2 and the gated delta net."""
+    specs = layer_specs(model.stack)
+    if has_pattern(model):
+        yield "hybrid-layer-pattern", "".join(map(_letter, specs))
+        yield "spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"
+        yield ("is-hybrid-model",)
+    elif any(isinstance(mixer, GatedDeltaNet) for mixer in model.distinct_mixers):
+        period = 1 + next(index for index, spec in enumerate(specs) if spec.attention is not None)
+        yield "experimental-attention-variant", "gdn"
+        yield "linear-attention-freq", str(period)
+    for mixer in model.distinct_mixers:
+        match mixer:
+            case Mamba2():
+                yield "mamba-num-heads", str(mixer.heads)
+                yield "mamba-head-dim", str(mixer.head_dim)
+                yield "mamba-state-dim", str(mixer.state_dim)
+                yield "mamba-num-groups", str(mixer.groups)
+            case GatedDeltaNet():
+                yield "linear-num-key-heads", str(mixer.key_heads)
+                yield "linear-num-value-heads", str(mixer.value_heads)
+                yield "linear-key-head-dim", str(mixer.key_dim)
+                yield "linear-value-head-dim", str(mixer.value_dim)
+                yield "linear-conv-kernel-dim", str(mixer.conv_taps)
+
+
+def _letter(spec: LayerSpec) -> str:
+    """The letter of a layer that is a mixer or an MLP; a question mark for mixers that Megatron-LM has not."""
+    match spec.mixer:
+        case None:
+            return "-" if spec.moe is None else "E"
+        case Mamba2():
+            return "M"
+        case GatedDeltaNet():
+            return "G"
+        case LatentAttention():
+            return "+"
+        case SoftmaxAttention():
+            return "*"
+    return "?"
+
+
+def has_pattern(model: TransformerModel) -> bool:
+    """Whether each layer is a mixer or an MLP, and some have another mixer than attention."""
+    specs = layer_specs(model.stack)
+    is_mixed = any(not isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers)
+    return is_mixed and all((spec.mixer is None) is not (spec.mlp is None) for spec in specs)

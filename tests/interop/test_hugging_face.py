@@ -1,0 +1,191 @@
+"""axolotl's, Llama-Factory's and TrainingArguments' files are read; what defines another step is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.common.errors import InputError
+from clustersim.interop.detect import detect_program
+from clustersim.interop.hub_models import hub_model
+from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.registry import IMPORTERS
+from clustersim.model.transformer import parameter_count
+from clustersim.scenario import Scenario
+from clustersim.scenario.config.model import ModelConfig
+from clustersim.scenario.file_cache import ReadCache
+from clustersim.scenario.model import read_model
+
+AXOLOTL: dict[str, Any] = {
+    "base_model": "meta-llama/Llama-3.1-8B", "sequence_len": 4096, "sample_packing": True, "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4, "bf16": "auto", "gradient_checkpointing": True, "flash_attention": True,
+    "optimizer": "adamw_torch_fused", "datasets": [{"path": "x"}], "learning_rate": 2e-5,
+}  # fmt: skip
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Llama-3.1-8B", "stage": "sft", "finetuning_type": "full", "cutoff_len": 4096,
+    "packing": True, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "bf16": True,
+    "flash_attn": "fa2",
+}  # fmt: skip
+ARGUMENTS: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+    "max_seq_length": 4096, "packing": True, "bf16": True, "gradient_checkpointing": True,
+    "attn_implementation": "flash_attention_2",
+}  # fmt: skip
+
+
+def _import(content: dict[str, Any], folder: Path | None = None, gpus: int | None = 8, *overrides: str) -> ImportResult:
+    text = yaml.safe_dump(content)
+    kind = detect_program(text, "train.yaml")
+    return IMPORTERS[kind](text, "train.yaml", "dgx-h100", gpus, ImportContext(folder, {}, overrides))
+
+
+def test_the_three_programs_say_the_same() -> None:
+    """8 GPUs with 2 sequences each, 4 times: 64 sequences a step."""
+    expected = {
+        "model": "llama3-8b",
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"data": "ddp"},
+        "training": {
+            "sequence": 4096, "global_batch": 64, "microbatch": 2, "precision": {"compute": "bf16"},
+            "recompute": "full", "attention": "flash2",
+        },
+        "framework": "transformers",
+    }  # fmt: skip
+    for content in (AXOLOTL, FACTORY, ARGUMENTS):
+        result = _import(content)
+        assert result.mapping == expected
+        assert (result.ignored_arguments, result.assumptions) == ((), ())
+        Scenario.from_mapping(dict(result.mapping), default_name="x")
+
+
+def test_programs_are_told_apart() -> None:
+    kinds = [detect_program(yaml.safe_dump(one), "a.yaml") for one in (AXOLOTL, FACTORY, ARGUMENTS)]
+    assert kinds == ["axolotl", "llama-factory", "transformers"]
+    with pytest.raises(InputError, match="it is axolotl's"):
+        IMPORTERS["llama-factory"](yaml.safe_dump(AXOLOTL), "a.yaml", "dgx-h100", 8, ImportContext())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_s_json_next_to_the_file_gives_the_stage(tmp_path: Path, stage: int) -> None:
+    zero = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": zero, "train_batch_size": "auto"}))
+    for content in (AXOLOTL, FACTORY, ARGUMENTS):
+        mapping = _import({**content, "deepspeed": "configs/ds.json"}, tmp_path).mapping
+        assert mapping["layout"] == {"data": f"zero{stage}"}
+        assert mapping["framework"] == "deepspeed"
+        assert mapping["training"]["offload"] == {"optimizer": True, "update": "sequential"}
+    with pytest.raises(InputError, match=r"deepspeed: other\.json is not here"):
+        _import({**ARGUMENTS, "deepspeed": "other.json"}, tmp_path)
+
+
+def test_accelerate_s_configuration_next_to_the_file_says_how_it_is_launched(tmp_path: Path) -> None:
+    accelerate = {
+        "distributed_type": "FSDP", "num_processes": 16, "mixed_precision": "bf16",
+        "fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": False},
+    }  # fmt: skip
+    path = tmp_path / "accelerate_fsdp.yaml"
+    path.write_text(yaml.safe_dump(accelerate), encoding="utf-8")
+    mapping = _import(ARGUMENTS, tmp_path, None).mapping
+    assert mapping["cluster"]["gpus"] == 16
+    assert mapping["layout"]["data"] == {"fsdp": {"reshard_after_forward": False}}
+    deepspeed = {"distributed_type": "DEEPSPEED", "num_processes": 4, "deepspeed_config": {"zero_stage": 3}}
+    path.write_text(yaml.safe_dump(deepspeed), encoding="utf-8")
+    assert _import(ARGUMENTS, tmp_path, None).mapping["layout"]["data"] == "zero3"
+
+
+def test_fsdp_of_axolotl() -> None:
+    sharded = {**AXOLOTL, "fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}
+    mapping = _import(sharded).mapping
+    assert (mapping["layout"]["data"], mapping["training"]["offload"]) == ("fsdp", {"parameters": True})
+    hybrid = _import({**AXOLOTL, "fsdp_version": 2, "dp_shard_size": 8, "dp_replicate_size": 2}, None, 16).mapping
+    assert hybrid["layout"]["data"] == {"hsdp": {"shard": 8}}
+
+
+def test_adapters() -> None:
+    axolotl = _import({**AXOLOTL, "adapter": "qlora", "load_in_4bit": True, "lora_r": 32, "lora_target_linear": True})
+    factory = _import(
+        {**FACTORY, "finetuning_type": "lora", "lora_rank": 32, "lora_target": "all", "quantization_bit": 4}
+    )
+    assert axolotl.mapping["training"]["lora"] == factory.mapping["training"]["lora"]
+    assert axolotl.mapping["training"]["lora"] == {"rank": 32, "targets": "all", "base": "nf4"}
+    named = _import({**FACTORY, "finetuning_type": "lora", "lora_target": "q_proj, v_proj"}).mapping
+    assert named["training"]["lora"]["targets"] == ["q_proj", "v_proj"]
+    few_bits = _import({**AXOLOTL, "adapter": "lora", "optimizer": "adamw_bnb_8bit"})
+    assert any("adamw_bnb_8bit" in remark for remark in few_bits.assumptions)
+
+
+def test_llama_factory_recomputes_unless_told_not_to() -> None:
+    assert "recompute" not in _import({**FACTORY, "disable_gradient_checkpointing": True}).mapping["training"]
+
+
+def test_liger_s_loss_is_fused_with_the_matrix() -> None:
+    liger = _import({**AXOLOTL, "liger_fused_linear_cross_entropy": True})
+    assert liger.mapping["training"]["loss"] == "fused_linear"
+
+
+@pytest.mark.parametrize(
+    ("content", "change", "sentence"),
+    [
+        (AXOLOTL, {"rl": "dpo"}, "rl: preference"),
+        (FACTORY, {"stage": "rm"}, "stage: 'rm'"),
+        (FACTORY, {"finetuning_type": "oft"}, "finetuning_type: 'oft'"),
+        (FACTORY, {"tensor_model_parallel_size": 2}, "tensor_model_parallel_size: Megatron"),
+        (AXOLOTL, {"optimizer": "adamw_bnb_8bit"}, "optimizer: 'adamw_bnb_8bit' is not modelled"),
+        (AXOLOTL, {"optimizer": "muon"}, "optimizer: 'muon'"),
+        (AXOLOTL, {"load_in_8bit": True, "adapter": "lora"}, "load_in_8bit"),
+        (AXOLOTL, {"micro_batch_size": 0}, "micro_batch_size: 0 is not a whole number"),
+        (AXOLOTL, {"sequence_len": None}, "has no sequence_len"),
+        (AXOLOTL, {"attn_implementation": "xformers", "flash_attention": None}, "attn_implementation: 'xformers'"),
+        (AXOLOTL, {"base_model": "someone/unheard-of"}, "unheard-of is not here"),
+        (AXOLOTL, {"tensor_parallel_size": 3}, "8 GPUs are no multiple of tp 3"),
+    ],
+)
+def test_another_step_is_refused_by_key(content: dict[str, Any], change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence) as refused:
+        _import({**content, **change})
+    assert "\n" not in str(refused.value)
+
+
+def test_gpus_are_asked_for_and_unknown_keys_reported() -> None:
+    with pytest.raises(InputError, match="how many GPUs"):
+        _import(AXOLOTL, None, None)
+    assert _import({**AXOLOTL, "use_scattermoe": True}).ignored_arguments == ("use_scattermoe",)
+
+
+def test_a_model_is_a_folder_a_preset_or_what_the_user_sets(tmp_path: Path) -> None:
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    context = ImportContext(tmp_path)
+    assert hub_model("my-model", "x", context) == {"path": str(folder / "config.json")}
+    assert hub_model("NousResearch/Meta-Llama-3-70B-Instruct", "x", context) == "llama3-70b"
+    assert "model" not in _import({**AXOLOTL, "base_model": "a/b"}, None, 8, "model.path").mapping
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("meta-llama/Llama-3.2-1B-Instruct", 1_235_814_400),
+        ("meta-llama/Llama-3.2-3B", 3_212_749_824),
+        ("TinyLlama/TinyLlama_v1.1", 1_100_048_384),
+        ("openlm-research/open_llama_3b_v2", 3_426_473_600),
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("Qwen/Qwen2.5-3B", 3_085_938_688),
+        ("Qwen/Qwen2.5-14B", 14_770_033_664),
+        ("Qwen/Qwen2.5-32B-Instruct", 32_763_876_352),
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-1.7B", 1_720_574_976),
+        ("Qwen/Qwen3-4B-Instruct-2507", 4_022_468_096),
+        ("Qwen/Qwen3-14B", 14_768_307_200),
+        ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
+    ],
+)
+def test_names_of_the_hub_have_their_published_counts(name: str, count: int) -> None:
+    section = hub_model(name, "x", ImportContext())
+    model = read_model(ModelConfig.model_validate(section), Path(), 1, ReadCache())
+    assert parameter_count(model) == count

@@ -1,0 +1,78 @@
+"""Hybrid models of Megatron-LM: patterns of layers, their stages, and the way back."""
+
+from typing import Any
+
+import pytest
+
+from clustersim.interop.megatron_export import megatron_script
+from clustersim.interop.megatron_hybrid import pattern_from_ratios
+from clustersim.interop.megatron_import import import_megatron
+from clustersim.model.layer_stack import layer_specs
+from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
+from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.presets import load_preset
+from clustersim.model.transformer import parameter_count
+from clustersim.scenario import Scenario
+
+NEMOTRON = (
+    "torchrun --nproc_per_node 8 --nnodes 2 pretrain_hybrid.py --bf16 --micro-batch-size 1 --global-batch-size 64 "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --position-embedding-type none --squared-relu "
+    "--normalization RMSNorm --hidden-size 4096 --ffn-hidden-size 21504 --num-attention-heads 32 --kv-channels 128 "
+    "--group-query-attention --num-query-groups 8 --is-hybrid-model --mamba-num-heads 128 --seq-length 8192 "
+    "--max-position-embeddings 8192 --spec megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec "
+    "--vocab-size 131072 --attention-dropout 0 --hidden-dropout 0 --tensor-model-parallel-size 4 --sequence-parallel "
+)
+PATTERN = "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"
+SMALL = (
+    "pretrain_gpt.py --micro-batch-size 1 --global-batch-size 8 --hidden-size 256 --num-attention-heads 4 "
+    "--seq-length 512 --max-position-embeddings 512 --vocab-size 1024 --num-layers 8 --position-embedding-type rope "
+)
+
+
+def _import(text: str, gpus: int = 16) -> dict[str, Any]:
+    return import_megatron(text, "run", gpu_count=gpus).mapping
+
+
+def _scenario(text: str, gpus: int = 16) -> Scenario:
+    return Scenario.from_mapping({"name": "run", **_import(text, gpus)})
+
+
+@pytest.mark.parametrize("flag", ["--hybrid-layer-pattern", "--hybrid-override-pattern"])
+def test_the_arguments_of_nemotron_h_are_its_preset(flag: str) -> None:
+    model = _scenario(f"{NEMOTRON} {flag} '{PATTERN}'").model
+    assert parameter_count(model) == parameter_count(load_preset("nemotron-h-8b"))
+    assert [(spec.mixer, spec.mlp is None) for spec in layer_specs(model.stack)] == [
+        (spec.mixer, spec.mlp is None) for spec in layer_specs(load_preset("nemotron-h-8b").stack)
+    ]
+
+
+def test_bars_are_between_pipeline_stages() -> None:
+    first, second = PATTERN[:30], PATTERN[30:]
+    scenario = _scenario(f"{NEMOTRON} --pipeline-model-parallel-size 2 --hybrid-layer-pattern '{first}|{second}'")
+    assert scenario.layout.layers_per_stage == (30, 22)
+
+
+def test_a_pattern_decides_the_number_of_layers_whatever_else_says() -> None:
+    text = f"{NEMOTRON} --num-layers 4 --hybrid-layer-pattern '{PATTERN}'"
+    assert _scenario(text).model.layer_count == len(PATTERN)
+
+
+def test_ratios_space_attention_and_mlps_evenly() -> None:
+    pattern = pattern_from_ratios(56, 0.08, 0.5)
+    assert (len(pattern), pattern.count("*"), pattern.count("-")) == (56, 4, 28)
+    assert pattern[0] == "M"
+    text = f"{NEMOTRON} --num-layers 56 --hybrid-attention-ratio 0.08 --hybrid-mlp-ratio 0.5"
+    assert _import(text)["model"]["hybrid_layer_pattern"] == pattern
+
+
+def test_gated_delta_nets_between_attention() -> None:
+    text = SMALL + "--experimental-attention-variant gdn --linear-attention-freq 4 --linear-num-value-heads 16"
+    specs = layer_specs(_scenario(text + " --linear-num-key-heads 8 --attention-output-gate", gpus=1).model.stack)
+    assert [isinstance(spec.mixer, GatedDeltaNet) for spec in specs] == 2 * [True, True, True, False]
+    assert all(spec.mlp is not None for spec in specs)
+
+
+def test_what_is_exported_is_imported_again() -> None:
+    scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}'")
+    assert _scenario(megatron_script(scenario)).model.stack == scenario.model.stack
+    assert any(isinstance(mixer, Mamba2) for mixer in scenario.model.distinct_mixers)
