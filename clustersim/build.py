@@ -96,6 +96,7 @@ class _UncontendedBuild:
         by_orbit: evaluate the loads of links for one member of each orbit, where the step has a rotation symmetry.
         """
         require_consistent(scenario)
+        require_common_step(scenario)
         plan = build_plan(scenario)
         program = repeat_steps(build_program(scenario, plan), scenario.steps)
         require_algorithms(scenario, program)
@@ -155,6 +156,15 @@ def require_scenario(value: object) -> Scenario:
     if not isinstance(value, Scenario):
         raise TypeError(f"{type(value).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
     return value
+
+
+def require_common_step(scenario: Scenario) -> None:
+    """Raise InputError for replicas that train on their own (DiLoCo)."""
+    if scenario.diloco is not None:
+        raise InputError(
+            f"{scenario.path or scenario.name}: diloco: replicas that train on their own have no common step; "
+            "`clustersim diloco` simulates their rounds, or leave diloco out"
+        )
 
 
 def require_algorithms(scenario: Scenario, program: Program) -> None:

@@ -36,11 +36,6 @@ from clustersim.trace.trace import Trace
 
 def simulate(scenario: Scenario) -> SimulationResult:
     """Simulate training steps."""
-    if getattr(scenario, "diloco", None) is not None:
-        raise InputError(
-            f"{scenario.path or scenario.name}: diloco: replicas that train on their own have no common step; "
-            "`clustersim diloco` simulates their rounds, or leave diloco out"
-        )
     with gc_disabled():
         return _simulate(scenario)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, Final
 
+from clustersim.build import require_common_step
 from clustersim.common.errors import InputError, format_value
 from clustersim.interop.import_result import ImportResult
 from clustersim.interop.model_equivalence import differing_fields, has_router_bias, models_equivalent
@@ -74,6 +75,7 @@ class ArgumentExporter:
 
 def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportResult:
     """Export a scenario as arguments of a program; raises InputError if the model or step cannot be expressed."""
+    require_common_step(scenario)
     text = exporter.render(scenario)
     reimported, original = _reimport(scenario, exporter, text), scenario
     differences = []

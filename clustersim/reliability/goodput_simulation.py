@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from clustersim.build import require_common_step
 from clustersim.common.errors import InputError, MemoryFitError
 from clustersim.common.journal import Journal
 from clustersim.common.processes import worker_pool
@@ -88,6 +89,7 @@ def simulate_goodput(  # noqa: PLR0913 - one job, said in full
     """
     started = perf_counter()
     _require_in_range(runs, seed, workers)
+    require_common_step(scenario)
     total_work(scenario, 1.0)  # fails early, before anything is simulated
     _require_memory_fit(scenario)
     identity = {"scenario": scenario.to_mapping(), "seed": seed}

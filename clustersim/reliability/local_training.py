@@ -114,11 +114,11 @@ class LocalTraining:
 
     def _site_rounds(self, nic_load: float) -> Iterator[SiteRound]:
         names = [self.fabric.sites[site].name for site in _used_sites(self.scenario, self.fabric)]
-        slowed = self._steps_beside_exchange(nic_load)
+        slowed = self._steps_during_exchange(nic_load)
         for name, replica, step_time, slow in zip(names, self.replicas, self.step_times, slowed, strict=True):
             yield SiteRound(name, replica.layout.world_size, replica.training.global_batch, step_time, slow)
 
-    def _steps_beside_exchange(self, nic_load: float) -> tuple[Seconds, ...]:
+    def _steps_during_exchange(self, nic_load: float) -> tuple[Seconds, ...]:
         """Inner steps while the exchange takes a fraction of each NIC, rounded up to whole percents."""
         load = math.ceil(100.0 * nic_load) / 100.0
         if nic_load < MIN_NIC_LOAD:

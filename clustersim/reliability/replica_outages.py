@@ -37,14 +37,14 @@ def simulate_replica_outages(replicas: Sequence[Scenario], days: float, runs: in
         raise InputError(f"days: {days:g} is not above 0 and up to {MAX_DAYS:,.0f}")
     weights = np.array([replica.layout.world_size for replica in replicas], np.float64)
     weights /= weights.sum()
-    own, waiting, without = np.zeros(len(replicas)), 0.0, 0.0
+    uptimes, waiting, without = np.zeros(len(replicas)), 0.0, 0.0
     for run in range(runs):
         begins, ends, working = _working_intervals(replicas, days, run, seed)
         shares = (ends - begins) / (days * SECONDS_PER_DAY) / runs
-        own += working @ shares
+        uptimes += working @ shares
         waiting += float(working.all(axis=0) @ shares)
         without += float(weights @ working @ shares)
-    return ReplicaOutages(days, runs, tuple(own.tolist()), waiting, without)
+    return ReplicaOutages(days, runs, tuple(uptimes.tolist()), waiting, without)
 
 
 def _working_intervals(

@@ -26,7 +26,7 @@ def outer_rounds_page(result: OuterRounds, file: Path) -> str:
     )
     panels = [rounds]
     if result.curves:
-        caption = "All links between sites scaled alike; nothing else changes."
+        caption = "All links between sites scaled by one factor; nothing else changes."
         panels.append(figure_panel("Utilization against bandwidth", curve_figure(result), caption=caption))
     return html_document(f"Local training of {file.name}", panels)
 

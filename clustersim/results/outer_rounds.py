@@ -39,7 +39,7 @@ class ReplicaOutages:
 
 @dataclass(frozen=True, slots=True)
 class UtilizationCurve:
-    """Utilization against bandwidth. bandwidths: of the slowest link between sites, all scaled alike."""
+    """Utilization against bandwidth. bandwidths: of the slowest link between sites; all are scaled by one factor."""
 
     inner_steps: int
     bandwidths: tuple[BytesPerSecond, ...]

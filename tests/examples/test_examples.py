@@ -159,3 +159,12 @@ def test_stragglers_example(run_script: ScriptRunner, tmp_path: Path) -> None:
     assert ranks["one slow node, middle stage"][0] == 8
     assert ranks["1 % jitter of every kernel"] == (0, 256)
     assert "What stragglers cost" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_two_sites_in_step_and_apart(run_script: ScriptRunner) -> None:
+    """Slower links are slower for both, and DiLoCo needs less of them."""
+    _, *lines = run_script("sites.py").splitlines()
+    in_step, apart = zip(*(map(float, re.findall(r"([\d.]+)%", line)) for line in lines), strict=True)
+    assert list(in_step) == sorted(in_step)
+    assert list(apart) == sorted(apart)
+    assert all(together < alone for together, alone in zip(in_step, apart, strict=True))

@@ -7,6 +7,8 @@ import pytest
 import yaml
 
 from clustersim import Scenario, simulate
+from clustersim.reliability.local_training import simulate_local_training
+from clustersim.results.outer_rounds import OuterRounds
 
 NEMOTRON: dict[str, Any] = {
     "model": "nemotron4-340b",
@@ -31,6 +33,21 @@ NEMOTRON: dict[str, Any] = {
 }
 """Nemotron-4 340B on 3,072 H100 as its report has it (arXiv:2406.11704, table 2: tp 8, pp 12, interleaved, dp 32, batch
 1,536, 10.3 s a step), with one instance of the distributed optimizer in each data centre."""
+INTELLECT_1_NODE: dict[str, Any] = {
+    "model": {"preset": "llama3-8b", "layers": 42},
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"dp": 8, "data": "fsdp"},
+    "training": {
+        "sequence": 8192,
+        "global_batch": 128,
+        "microbatch": 1,
+        "precision": "bf16",
+        "recompute": "full",
+        "attention": "flash",
+    },
+    "framework": {"name": "torchtitan", "torch_compile": True},
+}
+"""One node of INTELLECT-1 (PrimeIntellect-ai/prime: src/zeroband/models/llama and configs/10B/H100.toml)."""
 ROUND_TRIP = "21 ms"
 """Between two regions 1,000 km apart; fibre alone takes 9.8 ms. The link's bandwidth is not published."""
 
@@ -75,22 +92,33 @@ def test_the_inner_step_of_intellect_1() -> None:
     The model is Llama 3 with 42 layers of 4,096 (PrimeIntellect-ai/prime: src/zeroband/models/llama and
     configs/10B/H100.toml: micro_bs 1, ac_ckpt, FSDP2, compiled). First prediction, nothing set: 22.05 s for 22.8 s.
     """
-    step = simulate(
-        Scenario.from_mapping(
-            {
-                "model": {"preset": "llama3-8b", "layers": 42},
-                "cluster": {"name": "dgx-h100", "gpus": 8},
-                "layout": {"dp": 8, "data": "fsdp"},
-                "training": {
-                    "sequence": 8192,
-                    "global_batch": 128,
-                    "microbatch": 1,
-                    "precision": "bf16",
-                    "recompute": "full",
-                    "attention": "flash",
-                },
-                "framework": {"name": "torchtitan", "torch_compile": True},
-            }
-        )
-    ).step_time
+    step = simulate(Scenario.from_mapping(INTELLECT_1_NODE)).step_time
     assert step == pytest.approx(22.8, rel=0.06)
+
+
+def intellect_1(folder: Path, gbit: float) -> OuterRounds:
+    """14 nodes in a ring of internet links, as PRIME orders them; int8, the outer optimizer on the host."""
+    nodes = [f"node{index}" for index in range(14)]
+    content = {
+        "sites": [{"name": name, "cluster": "dgx-h100", "gpus": 8} for name in nodes],
+        "links": [
+            {"source": source, "target": target, "bandwidth": f"{gbit} Gbit/s", "round_trip": "60 ms"}
+            for source, target in zip(nodes, nodes[1:] + nodes[:1], strict=True)
+        ],
+    }
+    path = folder / "nodes.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    mapping = INTELLECT_1_NODE | {
+        "cluster": {"path": str(path)},
+        "layout": {"dp": 112, "data": "fsdp"},
+        "training": INTELLECT_1_NODE["training"] | {"global_batch": 14 * 128},
+        "diloco": {"inner_steps": 100, "outer_gradients": "int8", "offload": True},
+    }
+    return simulate_local_training(Scenario.from_mapping(mapping))
+
+
+def test_the_all_reduce_of_intellect_1_is_within_what_its_links_had(tmp_path: Path) -> None:
+    """Links of 0.5 to 4 Gbit/s, 103 s and 95.7 % within the USA (arXiv:2412.01152, section 3 and table 2)."""
+    slowest, fastest = intellect_1(tmp_path, 0.5), intellect_1(tmp_path, 4.0)
+    assert fastest.exposed_seconds < 103.0 < slowest.exposed_seconds
+    assert slowest.utilization < 0.957 < fastest.utilization

@@ -14,7 +14,11 @@ from clustersim.cli.diloco import show_local_training
 from clustersim.cli.outputs import Outputs
 from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
+from clustersim.interop.export import export_scenario
+from clustersim.interop.registry import EXPORTERS
 from clustersim.model.transformer import parameter_count
+from clustersim.planning.layouts import SearchSpace
+from clustersim.reliability import simulate_goodput
 from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import peak_memory_use
@@ -202,8 +206,14 @@ def test_mistakes_are_named(folder: Path, overrides: list[str], sentence: str) -
 
 
 def test_a_step_of_all_sites_is_refused(folder: Path) -> None:
-    with pytest.raises(InputError, match="clustersim diloco"):
-        simulate(scenario(folder))
+    for ask in (
+        simulate,
+        SearchSpace.from_scenario,
+        simulate_goodput,
+        lambda plan: export_scenario(plan, EXPORTERS["megatron"]),
+    ):
+        with pytest.raises(InputError, match="clustersim diloco"):
+            ask(scenario(folder))
     with pytest.raises(InputError, match="diloco: is missing"):
         simulate_local_training(without_diloco(folder))
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Self
 
-from clustersim.build import require_scenario
+from clustersim.build import require_common_step, require_scenario
 from clustersim.common.data_files import find_file, is_path
 from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
@@ -76,7 +76,7 @@ class SearchSpace:
         impossible is set aside, if another is possible. batch_per_gpu: scale the global batch with the GPUs instead
         of keeping it.
         """
-        require_scenario(scenario)
+        require_common_step(require_scenario(scenario))
         fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
         _require_valid_keys(fixed, varied)
         cluster_overrides = {name: _cluster_overrides(scenario, name) for name in clusters} or {"": []}

@@ -72,7 +72,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
 def _round_table(result: OuterRounds) -> "Table":
     fragments, overlap = result.settings.fragments, result.settings.overlap
     state = result.outer_bytes_per_gpu or result.host_bytes_per_gpu
-    place = "in its host's memory" if result.settings.offload else "of GPU memory"
+    location = "in its host's memory" if result.settings.offload else "of GPU memory"
     rows = [
         ("inner steps", format_step_time(result.inner_seconds), ""),
         (
@@ -89,7 +89,7 @@ def _round_table(result: OuterRounds) -> "Table":
             format_bytes(result.payload),
             f"{result.settings.outer_gradients.value}, {result.algorithm} among GPUs of all sites",
         ),
-        ("outer state", format_bytes(state), f"{place}, on each GPU"),
+        ("outer state", format_bytes(state), f"{location}, on each GPU"),
         (
             "peak memory",
             format_bytes(result.peak_memory),

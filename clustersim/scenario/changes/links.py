@@ -24,6 +24,11 @@ def network_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     return _present_kinds(scenario, NETWORK_LINK_KINDS) if len(np.unique(nodes)) > 1 else ()
 
 
+def site_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """Links between sites, if the cluster has several."""
+    return _present_kinds(scenario, (LinkKind.WAN,))
+
+
 def nic_path_bottlenecks(scenario: Scenario, nic_bandwidth_factor: float) -> tuple[LinkKind, ...]:
     """Link kinds between GPU and NIC that would be the bottleneck with NICs scaled by a factor."""
     links = scenario.cluster.fabric.links

@@ -16,6 +16,7 @@ from clustersim.scenario.changes.links import (
     network_link_kinds,
     nic_path_bottlenecks,
     node_link_kinds,
+    site_link_kinds,
     with_link_bandwidth,
 )
 from clustersim.scenario.changes.scenario_change import (
@@ -95,6 +96,14 @@ LINK_CHANGES: Final = (
         ChangeSubject.LINKS,
         ChangeUse.WHAT_IF,
         _doubled_network,
+    ),
+    ScenarioChange(
+        "site_links_twice",
+        "links between sites at 2x bandwidth",
+        ChangeSubject.LINKS,
+        ChangeUse.WHAT_IF,
+        apply_setter(lambda scenario: with_link_bandwidth(scenario, site_link_kinds(scenario), _DOUBLED)),
+        is_relevant=lambda scenario: bool(site_link_kinds(scenario)),
     ),
     ScenarioChange(
         "node_links_less",
