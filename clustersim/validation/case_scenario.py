@@ -92,8 +92,11 @@ def is_high_precision_moe(case: ValidationCase) -> bool:
 
 
 def case_uncertainty_model(case: ValidationCase) -> str | None:
-    """Name of the uncertainty model to which a case contributes; None if not fully specified or not measured."""
-    if not (is_fully_specified(case) and is_measured(case)):
+    """Name of the uncertainty model to which a case contributes; None if not fully specified or not measured.
+
+    Models with linear mixers contribute to none: their few sources judge predictions, and fit nothing.
+    """
+    if not (is_fully_specified(case) and is_measured(case)) or case.text("mixers"):
         return None
     return uncertainty_model_name(moe=has_experts(case), low_precision=not is_high_precision(case))
 
