@@ -32,7 +32,7 @@ NEIGHBOURS = {
 def main() -> None:
     base_job = job_mapping({"tp": 8, "dp": NODES}, 480, first_node=0)
     for name, neighbour in NEIGHBOURS.items():
-        jobs = {"scenario": {"name": name, **neighbour}, "start": "280 ms"}
+        jobs = {"scenario": {"name": name, **neighbour}, "start": "400 ms"}
         result = simulate(Scenario.from_mapping({**base_job, "degradations": {"jobs": jobs}}))
         (other,) = result.co_scheduled_jobs
         print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")

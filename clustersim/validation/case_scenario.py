@@ -82,8 +82,8 @@ def _step_count(case: ValidationCase) -> int:
 
 
 def is_high_precision_dense(case: ValidationCase) -> bool:
-    """Whether a dense model was trained in bf16 or fp16 and the run is fully specified (quality A or B)."""
-    return is_fully_specified(case) and is_high_precision(case) and not has_experts(case)
+    """Whether a dense model of attention was trained in bf16 or fp16, in a fully specified run (quality A or B)."""
+    return is_fully_specified(case) and is_high_precision(case) and not has_experts(case) and not case.text("mixers")
 
 
 def is_high_precision_moe(case: ValidationCase) -> bool:

@@ -39,8 +39,11 @@ def test_phases_sum_to_the_step_time(layout: str) -> None:
     assert min(prediction.phases.values()) > -1e-12
 
 
+NO_HOST = "framework.launch=0 us"
+
+
 def test_kernel_kinds_of_one_process_sum_to_the_step_time() -> None:
-    prediction = predict_step(small_scenario(), None)
+    prediction = predict_step(small_scenario(LLAMA, NO_HOST), None)
     assert sum(prediction.kernel_kinds.values()) == pytest.approx(prediction.seconds)
 
 
@@ -68,8 +71,8 @@ def test_measured_peak_memory_matches_the_ledger(changes: tuple[str, ...]) -> No
 
 def test_zeroing_gradients_is_counted_outside_forward_and_backward() -> None:
     adapted, unadapted = (
-        predict_step(adapt_scenario(small_scenario(), on_cpu=True), None),
-        predict_step(small_scenario(), None),
+        predict_step(adapt_scenario(small_scenario(LLAMA, NO_HOST), on_cpu=True), None),
+        predict_step(small_scenario(LLAMA, NO_HOST), None),
     )
     zeroing = sum(seconds for kernel, seconds in adapted.kernel_seconds.items() if kernel.name == "gradients.zero")
     assert zeroing > 0.0

@@ -51,7 +51,8 @@ def run_limited(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[s
 
 def require_sentence(result: "subprocess.CompletedProcess[str]") -> None:
     assert result.returncode == 2, result.stderr[-2000:]
-    assert result.stderr.startswith("error: ")
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+    assert lines[0].startswith("error: ")
     assert "Traceback" not in result.stderr
     assert len(result.stderr) < 20_000
 

@@ -105,8 +105,11 @@ def test_another_schedule_is_not_modelled() -> None:
     ("notes", "offload"),
     [
         ("", None),
-        ("optimizer offloading on", {"optimizer": True}),
-        ("activation offloading on; optimizer offloading on", {"activations": "all", "optimizer": True}),
+        ("optimizer offloading on", {"optimizer": True, "update": "sequential"}),
+        (
+            "activation offloading on; optimizer offloading on",
+            {"activations": "all", "optimizer": True, "update": "sequential"},
+        ),
     ],
 )
 def test_notes_set_the_offloading(notes: str, offload: dict[str, Any] | None) -> None:

@@ -168,7 +168,8 @@ def _without_formula(text: str) -> str:
     >>> _without_formula("=cmd()"), _without_formula("ring")
     ("'=cmd()", 'ring')
     """
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+    neutral = f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+    return neutral.replace("\r", "\\r")  # which Python 3.11 does not quote
 
 
 def write_parquet(batches: Iterable[Columns], file: IO[bytes]) -> None:
