@@ -49,7 +49,7 @@ def pattern_from_ratios(layers: int, attention_ratio: float, mlp_ratio: float) -
     """Letters with attention evenly spaced between Mamba layers, and MLPs in place of evenly spaced others of these.
 
     >>> pattern_from_ratios(10, 0.2, 0.0), pattern_from_ratios(8, 0.125, 0.5)
-    ('MMM*MMM*MM', 'M-M-*M-M')
+    ('MMM*MM*MMM', 'M-M-*-M-')
     """
     attention_count = round(layers * attention_ratio)
     letters = _spaced("M" * layers, "*", (layers - attention_count) / (attention_count + 1))
