@@ -87,7 +87,7 @@ def test_hostile_files_that_once_went_wrong(
     require_orderly(door, variant(door, seed), tmp_path, monkeypatch)
 
 
-@pytest.mark.slow
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", all_doors())
 def test_thousands_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door = all_doors()[name]
