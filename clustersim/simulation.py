@@ -22,12 +22,14 @@ from clustersim.engine.co_scheduled import CoScheduledJob, simulate_co_scheduled
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
+from clustersim.hardware.degradation import SlowGpus
 from clustersim.memory.timeline import ledgers_from_trace
 from clustersim.results.co_scheduled_jobs import TIME_TOLERANCE, CoScheduledJobResult, last_full_load_time
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import build_footprint
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.step_times import step_times
+from clustersim.results.timing_sensitivity import PERTURBATION, RUN_COUNT, may_be_chaotic
 from clustersim.results.trace_table import TraceTable, build_trace_table
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import MAX_STEPS
@@ -38,6 +40,22 @@ def simulate(scenario: Scenario) -> SimulationResult:
     """Simulate training steps."""
     with gc_disabled():
         return _simulate(scenario)
+
+
+def simulate_with_sensitivity(scenario: Scenario) -> SimulationResult:
+    """Simulate training steps; where the step may be chaotic, say by how much it spreads (`timing_sensitivity`)."""
+    result = simulate(scenario)
+    if not may_be_chaotic(result):
+        return result
+    perturbed = (_slowed(scenario, run * PERTURBATION) for run in range(1, RUN_COUNT + 1))
+    return replace(result, perturbed_step_times=tuple(simulate(slowed).step_time for slowed in perturbed))
+
+
+def _slowed(scenario: Scenario, fraction: float) -> Scenario:
+    """The scenario with kernels of all GPUs slower by a fraction."""
+    slow_gpus = SlowGpus(tuple(scenario.cluster.machine_gpu_ids.tolist()), 1.0 - fraction)
+    degradations = scenario.degradations
+    return replace(scenario, degradations=replace(degradations, slow_gpus=(*degradations.slow_gpus, slow_gpus)))
 
 
 def _simulate(scenario: Scenario) -> SimulationResult:

@@ -195,6 +195,7 @@ def _stragglers_json(result: StepMetrics) -> dict[str, Any]:
 
 def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
     holdout, reference = result.holdout_validation, result.uncertainty.reference
+    sensitivity = result.timing_sensitivity
     return {
         "provenance_share": dict(result.provenance_shares),
         "in_situ": {"share": result.in_situ_slowdown.share, "slowdown": result.in_situ_slowdown.slowdown},
@@ -204,5 +205,6 @@ def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
         "strata": list(result.relative_interval.strata),
         "unmeasured": list(result.relative_interval.extrapolations),
         "interval_basis": result.interval_description,
+        "timing_sensitivity": None if sensitivity is None else [sensitivity.low, sensitivity.high],
         "published_run": None if reference is None else reference.to_json(),
     }

@@ -37,6 +37,7 @@ from clustersim.results.stragglers import (
 )
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.time_losses import StepLosses, matmul_share, split_step
+from clustersim.results.timing_sensitivity import TimingSensitivity, timing_sensitivity
 from clustersim.results.utilization import LeadingMfu, flop_convention_warnings, recomputed_flops_total
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult
@@ -64,7 +65,9 @@ class StepMetrics(SimulatedStep):
     @cached_property
     def uncertainty(self) -> StepUncertainty:
         """Uncertainty of the step time."""
-        return StepUncertainty(self.scenario, self.busy_time_items, self.breakdown.launch_share)
+        return StepUncertainty(
+            self.scenario, self.busy_time_items, self.breakdown.launch_share, self.timing_sensitivity
+        )
 
     # Time
 
@@ -278,6 +281,11 @@ class StepMetrics(SimulatedStep):
     def in_situ_slowdown(self) -> InSituShare:
         """Share of busy time whose kernels were measured standalone, and the unmeasured factor applied in a step."""
         return self.uncertainty.in_situ_slowdown
+
+    @property
+    def timing_sensitivity(self) -> TimingSensitivity | None:
+        """How far the step moves if kernels are slower by a hair; None where it does not."""
+        return timing_sensitivity(self.step_time, self.perturbed_step_times)
 
     @property
     def relative_interval(self) -> RelativeInterval:
