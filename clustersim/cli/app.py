@@ -405,6 +405,12 @@ def diloco(
     days: Annotated[
         float | None, typer.Option(metavar="N", help="Also simulate N days in which replicas fail, each by itself.")
     ] = None,
+    utilization: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE", help="Also list settings that reach this utilization, e.g. 95%, fewest inner steps first."
+        ),
+    ] = "",
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
@@ -415,7 +421,7 @@ def diloco(
     from clustersim.cli.outputs import Outputs
 
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    fits = show_local_training(file, overrides or [], outputs, days)
+    fits = show_local_training(file, overrides or [], outputs, days=days, utilization=utilization)
     raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)
 
 

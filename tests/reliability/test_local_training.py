@@ -184,6 +184,43 @@ def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
         assert all(low <= high for low, high in zip(fewer.utilizations, more.utilizations, strict=True))
 
 
+def test_choices_have_the_fewest_inner_steps_that_reach_the_utilization(folder: Path) -> None:
+    training = LocalTraining(scenario(folder))
+    choices = simulate_local_training(scenario(folder), utilization=0.9).choices
+    assert choices
+    for choice in choices:
+        settings = choice.settings
+        fewest = max(settings.overlap + 1, settings.fragments * max(settings.overlap, 1))
+        assert choice.rounds.utilization >= 0.9
+        assert training.rounds(settings).utilization == choice.rounds.utilization
+        if settings.inner_steps > fewest:
+            assert training.rounds(replace(settings, inner_steps=settings.inner_steps - 1)).utilization < 0.9
+    steps = [choice.settings.inner_steps for choice in choices]
+    assert steps == sorted(steps)
+    waited_for = {c.settings.outer_gradients: c.settings.inner_steps for c in choices if not c.settings.overlap}
+    # nothing overlaps: time for the exchange is a ninth of the inner steps, and in proportion to the format's bytes
+    assert waited_for[OuterFormat.FP32] > waited_for[OuterFormat.BF16] > waited_for[OuterFormat.INT8]
+
+
+def test_a_day_of_a_link_is_that_of_its_rounds(folder: Path) -> None:
+    choice = simulate_local_training(scenario(folder), utilization=0.9).choices[0]
+    rounds_a_day = 86_400.0 / choice.rounds.round_seconds
+    assert choice.bytes_per_day == pytest.approx(rounds_a_day * choice.rounds.payload)
+    assert choice.to_json()["inner_steps"] == choice.settings.inner_steps
+
+
+@pytest.mark.parametrize("utilization", [0.0, 1.0, -0.5])
+def test_utilizations_out_of_range_are_refused(folder: Path, utilization: float) -> None:
+    with pytest.raises(InputError, match="is not above 0 and below 1"):
+        simulate_local_training(scenario(folder), utilization=utilization)
+
+
+@pytest.mark.parametrize("text", ["0", "100%", "most", "1.5"])
+def test_utilizations_that_are_no_share_are_named(folder: Path, text: str) -> None:
+    with pytest.raises(InputError, match=f"--utilization {text}: is no share of the time; write such as"):
+        show_local_training(folder / "plan.yaml", [], Outputs(), utilization=text)
+
+
 def test_the_order_of_simulation_changes_nothing(folder: Path) -> None:
     assert simulate_local_training(scenario(folder)).to_json() == simulate_local_training(scenario(folder)).to_json()
 
