@@ -74,7 +74,10 @@ def simulate_local_training(
         layers = scenario.model.layer_count
         choices = outer_choices(training.rounds, scenario.diloco, layers, utilization)
         rounds = replace(rounds, choices=choices)
-    return rounds if days is None else replace(rounds, outages=simulate_replica_outages(training.replicas, days, runs))
+    if days is not None:
+        outages = simulate_replica_outages(scenario, training.replicas, rounds, days, runs)
+        rounds = replace(rounds, outages=outages)
+    return rounds
 
 
 class LocalTraining:

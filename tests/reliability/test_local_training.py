@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from clustersim.interop.registry import EXPORTERS
 from clustersim.model.transformer import parameter_count
 from clustersim.planning.layouts import SearchSpace
 from clustersim.reliability import simulate_goodput
+from clustersim.reliability.link_cuts import LinkCuts
 from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import peak_memory_use
+from clustersim.results.outer_rounds import ReplicaOutages
 from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import OuterFormat
 from clustersim.simulation import simulate
@@ -293,6 +296,42 @@ def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: 
     assert 0.85 < first < 0.95
     assert outages.without_absent == pytest.approx((first + second) / 2)
     assert outages.waiting == pytest.approx(first * second, rel=0.02)
+
+
+CUT = "{any: null, cut: {rate: 2 per wan-week, failure_domain: site, detection: 1 min, repair: 6 h}}"
+
+
+def cut_outages(folder: Path, *overrides: str) -> ReplicaOutages:
+    plan = scenario(folder, f"reliability={{preset: rsc-2, spares: 0, failures: {CUT}}}", *overrides)
+    outages = simulate_local_training(plan, days=400.0, runs=10).outages
+    assert outages is not None
+    assert outages.replicas == pytest.approx((1.0, 1.0), abs=1e-3)  # no replica fails
+    return outages
+
+
+def test_frequent_exchanges_wait_for_the_whole_cut(folder: Path) -> None:
+    """Two cuts of 6 h a week; of two equal sites one goes on where rounds do not wait."""
+    outages = cut_outages(folder)
+    down = 2 * 6 / (7 * 24)
+    assert 1.0 - outages.waiting == pytest.approx(down, rel=0.15)
+    assert 1.0 - outages.without_absent == pytest.approx((1.0 - outages.waiting) / 2.0)
+
+
+def test_a_cut_between_exchanges_costs_nothing(folder: Path) -> None:
+    """With R hours between exchanges a cut of 6 h is waited for from its next one on: 36 / (2 R) hours on average."""
+    rounds = simulate_local_training(scenario(folder))
+    inner_steps = round(12 * 3600.0 / rounds.inner_step_time)
+    outages = cut_outages(folder, f"diloco.inner_steps={inner_steps}")
+    down = 2 * (6 * 6 / (2 * 12)) / (7 * 24)
+    assert 1.0 - outages.waiting == pytest.approx(down, rel=0.25)
+
+
+def test_a_ring_of_sites_survives_a_cut() -> None:
+    rounds = SimpleNamespace(sites=[SimpleNamespace(name=name, gpus=8) for name in "abc"])
+    cuts = LinkCuts(SimpleNamespace(), rounds, 0, 1.0)  # type: ignore[arg-type]
+    ring, chain = [(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]
+    assert [cuts._absent_sites(ring, cut) for cut in range(3)] == [frozenset()] * 3
+    assert [cuts._absent_sites(chain, cut) for cut in range(2)] == [{0}, {2}]
 
 
 @pytest.mark.parametrize("days", [0.0, -1.0, 1e6, float("nan")])
