@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clustersim.cli.outputs import Outputs, announce_file, write_json
+from clustersim.cli.terminal import new_console
 from clustersim.common.errors import InputError
 from clustersim.common.units import parse_share
 from clustersim.scenario import Scenario
@@ -31,11 +32,9 @@ def show_local_training(
 
         write_text_atomically(outputs.html, outer_rounds_page(result, file))
     if outputs.table:
-        from rich.console import Console
-
         from clustersim.report.terminal.outer_rounds import render_outer_rounds
 
-        Console().print(render_outer_rounds(result), soft_wrap=False)
+        new_console().print(render_outer_rounds(result), soft_wrap=False)
         for path in outputs.file_paths.values():
             announce_file(path)
     return result.fits
