@@ -141,7 +141,7 @@ def goodput_16k() -> Mapping:
 def uneven_experts_200_layers() -> Mapping:
     """A mixture of 200 layers with 64 experts in each, every layer and rank with an expert load of its own."""
     return {
-        "model": {"preset": "mixtral-8x7b", "layers": 200, "moe": {"experts": 64}},
+        "model": {"preset": "mixtral-8x7b", "layers": 200, "experts": 64},
         "cluster": {"name": "dgx-h100", "gpus": 512},
         "layout": {"tp": 1, "pp": 8, "dp": 64, "ep": 64, "data": "zero1"},
         "training": {"sequence": 4096, "global_batch": 1024, "recompute": "full", "expert_load": 0.3},
