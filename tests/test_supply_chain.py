@@ -45,7 +45,9 @@ def test_requirements_pin_what_was_tested_with_hashes(name: str) -> None:
     pins, tested = pinned_versions(FILES[name]), pinned_versions((ROOT / "constraints.txt").read_text())
     assert pins.keys() >= NEEDED[name]
     assert pins == {package: tested[package] for package in pins}
-    entries = re.findall(r"^[\w.-]+==[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", FILES[name], re.MULTILINE)
+    entries = re.findall(
+        r"^[\w.-]+==[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", FILES[name], re.MULTILINE
+    )
     assert len(entries) == len(pins)
     assert "--only-binary :all:" in FILES[name]  # building others would need packages without hashes
 

@@ -78,9 +78,7 @@ def measure(load: Load) -> LoadMeasurement:
         arguments = [argument.format(plan=plan, folder=folder) for argument in load.arguments]
         seconds, cpu_seconds, peak_bytes = _run_command(arguments)
         results = Path(folder) / "run.json"
-        return LoadMeasurement(
-            seconds, cpu_seconds, peak_bytes, _step_spread(results) if results.is_file() else None
-        )
+        return LoadMeasurement(seconds, cpu_seconds, peak_bytes, _step_spread(results) if results.is_file() else None)
 
 
 def _run_command(arguments: Sequence[str]) -> tuple[float, float, float]:

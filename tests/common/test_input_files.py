@@ -124,4 +124,3 @@ def test_tables_have_the_cells_of_their_columns() -> None:
 def test_invalid_tables_are_a_sentence(text: str) -> None:
     with pytest.raises(InputError, match="is not a CSV table"):
         parse_csv(text)
-

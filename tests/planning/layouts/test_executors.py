@@ -113,7 +113,9 @@ def test_workers_with_other_versions_are_refused_by_name() -> None:
 
 def test_workers_without_clustersim_are_refused_by_name() -> None:
     failed = {"tcp://b:2": ModuleNotFoundError("No module named 'clustersim'")}
-    with pytest.raises(InputError, match=r"worker tcp://b:2 of dask://host:1 cannot run clustersim \(.*No module named"):
+    with pytest.raises(
+        InputError, match=r"worker tcp://b:2 of dask://host:1 cannot run clustersim \(.*No module named"
+    ):
         executors.require_equal_versions(failed, "dask://host:1")
 
 
