@@ -22,6 +22,7 @@ from clustersim.engine.co_scheduled import CoScheduledJob, simulate_co_scheduled
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
+from clustersim.engine.task_progress import ProgressWatcher, ignore_progress
 from clustersim.hardware.degradation import SlowGpus
 from clustersim.memory.timeline import ledgers_from_trace
 from clustersim.results.co_scheduled_jobs import TIME_TOLERANCE, CoScheduledJobResult, last_full_load_time
@@ -36,19 +37,19 @@ from clustersim.scenario.config.scenario import MAX_STEPS
 from clustersim.trace.trace import Trace
 
 
-def simulate(scenario: Scenario) -> SimulationResult:
-    """Simulate training steps."""
+def simulate(scenario: Scenario, watch: ProgressWatcher = ignore_progress) -> SimulationResult:
+    """Simulate training steps. watch: is given the progress of each simulation when it begins."""
     with gc_disabled():
-        return _simulate(scenario)
+        return _simulate(scenario, watch)
 
 
-def simulate_with_sensitivity(scenario: Scenario) -> SimulationResult:
+def simulate_with_sensitivity(scenario: Scenario, watch: ProgressWatcher = ignore_progress) -> SimulationResult:
     """Simulate training steps; where the step may be chaotic, say by how much it spreads (`timing_sensitivity`)."""
-    result = simulate(scenario)
+    result = simulate(scenario, watch)
     if not may_be_chaotic(result):
         return result
     perturbed = (_slowed(scenario, run * PERTURBATION) for run in range(1, RUN_COUNT + 1))
-    return replace(result, perturbed_step_times=tuple(simulate(slowed).step_time for slowed in perturbed))
+    return replace(result, perturbed_step_times=tuple(simulate(slowed, watch).step_time for slowed in perturbed))
 
 
 def _slowed(scenario: Scenario, fraction: float) -> Scenario:
@@ -58,11 +59,11 @@ def _slowed(scenario: Scenario, fraction: float) -> Scenario:
     return replace(scenario, degradations=replace(degradations, slow_gpus=(*degradations.slow_gpus, slow_gpus)))
 
 
-def _simulate(scenario: Scenario) -> SimulationResult:
+def _simulate(scenario: Scenario, watch: ProgressWatcher) -> SimulationResult:
     started = perf_counter()
     prepared = build_simulation(scenario)
-    isolated = _result(scenario, prepared, _run_isolated(scenario, prepared), started)
-    return _simulate_co_scheduled(scenario, isolated, started) if scenario.co_scheduled_jobs else isolated
+    isolated = _result(scenario, prepared, _run_isolated(scenario, prepared, watch), started)
+    return _simulate_co_scheduled(scenario, isolated, started, watch) if scenario.co_scheduled_jobs else isolated
 
 
 def _result(
@@ -85,7 +86,7 @@ def _result(
     )
 
 
-def _run_isolated(scenario: Scenario, prepared: PreparedSimulation) -> OperationTraceReader:
+def _run_isolated(scenario: Scenario, prepared: PreparedSimulation, watch: ProgressWatcher) -> OperationTraceReader:
     """Simulate one rank of each equivalence class, without other jobs."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
     trace, span_log = simulate_program(
@@ -95,6 +96,7 @@ def _run_isolated(scenario: Scenario, prepared: PreparedSimulation) -> Operation
         coalesce=coalesce,
         contention_map=prepared.contention,
         jitter=jitter,
+        watch=watch,
     )
     return _operation_trace(scenario, prepared, trace, span_log)
 
@@ -152,16 +154,18 @@ class _JobRun:
         return replace(job, isolated_step_times=isolated.step_times)
 
 
-def _simulate_co_scheduled(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
+def _simulate_co_scheduled(
+    scenario: Scenario, isolated: SimulationResult, started: Seconds, watch: ProgressWatcher
+) -> SimulationResult:
     """The result with co-scheduled jobs; isolated: the result without them."""
     jobs = zip(scenario.co_scheduled_scenarios, scenario.co_scheduled_jobs, strict=True)
     step_counts = [_estimate_steps(other, job.start_offset, isolated.trace.makespan) for other, job in jobs]
-    main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts)
+    main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts, watch)
     while (
         needed := [other_run.steps_needed(main_run.operation_trace.trace.makespan) for other_run in other_runs]
     ) != step_counts:
         step_counts = needed
-        main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts)
+        main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts, watch)
     co_scheduled_jobs = tuple(
         job_run.co_scheduled_job(main_run.operation_trace.trace.makespan) for job_run in other_runs
     )
@@ -181,7 +185,7 @@ def _estimate_steps(other: Scenario, start: Seconds, until: Seconds) -> int:
     return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - TIME_TOLERANCE)), 1)
 
 
-def _run_with_co_scheduled(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:
+def _run_with_co_scheduled(scenario: Scenario, step_counts: Sequence[int], watch: ProgressWatcher) -> list[_JobRun]:
     """Run a job and its co-scheduled jobs for their `step_counts`; raise InputError above the limit."""
     for job_index, count in enumerate(step_counts):
         if count > MAX_STEPS:
@@ -194,13 +198,16 @@ def _run_with_co_scheduled(scenario: Scenario, step_counts: Sequence[int]) -> li
         replace(job_scenario, steps=count)
         for job_scenario, count in zip(scenario.co_scheduled_scenarios, step_counts, strict=True)
     )
-    return _run_jobs([scenario, *co_scheduled], [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)])
+    starts = [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)]
+    return _run_jobs([scenario, *co_scheduled], starts, watch)
 
 
-def _run_jobs(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_JobRun]:
+def _run_jobs(
+    scenarios: Sequence[Scenario], starts: Sequence[Seconds], watch: ProgressWatcher = ignore_progress
+) -> list[_JobRun]:
     """Run co-scheduled jobs, one rank of each equivalence class of each job."""
     jobs = [*zip(scenarios, build_co_scheduled(scenarios), starts, strict=True)]
-    traces = simulate_co_scheduled([_engine_job(*job) for job in jobs])
+    traces = simulate_co_scheduled([_engine_job(*job) for job in jobs], watch)
     return [
         _JobRun(job, prepared, _operation_trace(job, prepared, *spans), start)
         for (job, prepared, start), spans in zip(jobs, traces, strict=True)
