@@ -58,7 +58,6 @@ from clustersim.model.kernels import (
 )
 from clustersim.model.training import AttentionBackend
 
-_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 _POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
@@ -144,7 +143,7 @@ class Roofline:
         isolated: its work in isolation.
         """
         rate = self._arithmetic_rate(kernel)
-        if kernel.kind not in _ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
+        if kernel.kind not in ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
             return rate
         dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))

@@ -31,7 +31,6 @@ from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.training import AttentionBackend
 
-_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
 def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
@@ -139,7 +138,7 @@ class SustainedKernels:
         The timed library is not assumed to be slower than this machine's libraries allow.
         """
         timing, other = self.isolated.time_kernel(kernel), self.other_attention
-        if other is not None and kernel.kind in _ATTENTION_KINDS and (slowdown := other.slowdown(kernel)) > 1.0:
+        if other is not None and kernel.kind in ATTENTION_KINDS and (slowdown := other.slowdown(kernel)) > 1.0:
             slower = _slower_attention_timing(timing, slowdown)
             return _apply_rate(slower, other.requested.time_kernel(kernel), other.in_step.time_kernel(kernel))
         return _apply_rate(timing, self.isolated_model.time_kernel(kernel), self.in_step_model.time_kernel(kernel))

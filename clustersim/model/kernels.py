@@ -47,6 +47,10 @@ TENSOR_CORE_KINDS: Final = frozenset(
 """Kernels that run on tensor cores (matrix units); all others are memory-bound."""
 
 
+ATTENTION_KINDS: Final = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
+"""Flash attention."""
+
+
 GROUPED_MATMUL_KINDS: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
 """Grouped matmuls of experts."""
 
@@ -176,6 +180,7 @@ class MemoryBoundOp(IdentityEnum):
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
     UPDATE = "update"  # a pass of any other optimizer
+    MERGE = "merge"  # partial results of attention, or their gradients, added up in FP32
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales
