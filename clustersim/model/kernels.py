@@ -161,6 +161,7 @@ class MemoryBoundOp(IdentityEnum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
+    Z_LOSS = "z_loss"  # squared logarithm of the sum of exponentials of logits [rows, width]
     TOP_K = "top_k"  # the `table` largest of each row of logits [rows, width], their softmax, and the selection mask
     TOP_K_SIGMOID = "top_k_sigmoid"  # the same with sigmoid scores, selected by scores plus a bias per column
     TOP_K_GROUPED = "top_k_grouped"  # the same, selected from the best groups of columns (group-limited routing)

@@ -149,7 +149,8 @@ class Training:
     imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
     sequences, None: each is one; reference_model: a frozen copy of the model runs forward on every microbatch, too, as
     in preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and self-distillation; with adapters it is the
-    model without them. Its loss is timed as the model's, and model FLOP do not count it.
+    model without them. Its loss is timed as the model's, and model FLOP do not count it; z_loss: the squared logarithm
+    of each token's sum of exponentials is added to the loss (`memory_bound.z_loss_spec`).
     """
 
     sequence: int
@@ -160,6 +161,7 @@ class Training:
     early_stop: bool = False
     attention: AttentionBackend = AttentionBackend.FLASH
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
+    z_loss: bool = False
     optimizer: AnyOptimizer = Optimizer.ADAM
     optimizer_in_backward: bool = False
     gradient_clipping: bool = True

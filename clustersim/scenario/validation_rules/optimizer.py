@@ -1,9 +1,12 @@
-"""Do the optimizer and a reference model fit how weights are sharded, adapted and offloaded?"""
+"""Do the optimizer, z-loss and a reference model fit how weights are sharded, adapted and offloaded?"""
 
 from collections.abc import Iterator
 
+from clustersim.model.memory_bound import z_loss_spec
 from clustersim.model.optimizers import DISTRIBUTIONS_BY_ZERO_STAGE, Muon
+from clustersim.model.training import LossImplementation
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
 
 
 def check_optimizer(scenario: ResolvedScenario) -> Iterator[str]:
@@ -43,6 +46,23 @@ def check_optimizer_in_backward(scenario: ResolvedScenario) -> Iterator[str]:
     }
     for setting in (name for name, is_set in conflicts.items() if is_set):
         yield f"training.optimizer_in_backward: it does not run with {setting}"
+
+
+def check_z_loss(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that the loss has a z-loss, and that each rank has all logits of a token where it is computed apart."""
+    training, tp = scenario.training, scenario.layout.tp
+    if not training.z_loss:
+        return
+    if training.loss is LossImplementation.VOCAB_PARALLEL:
+        yield Problem(
+            "training.z_loss: loss vocab_parallel, Megatron-LM's, has none",
+            Remedy("training.loss", tuple((name,) for name in ("fused", "compiled", "torch"))),
+        )
+    elif z_loss_spec(training.loss) is not None and tp > 1:
+        yield (
+            f"training.z_loss: with layout.tp {tp} the logits of a token are on several ranks, whose sums are not "
+            f"modelled apart from loss {training.loss.value}; write loss: compiled or fused, or layout.tp: 1"
+        )
 
 
 def check_reference_model(scenario: ResolvedScenario) -> Iterator[str]:
