@@ -40,6 +40,15 @@ def simulate(scenario: Scenario) -> SimulationResult:
         return _simulate(scenario)
 
 
+def simulate_draws(scenario: Scenario) -> SimulationResult:
+    """Simulate training steps, and as many with other documents as the scenario draws."""
+    result, documents = simulate(scenario), scenario.training.documents
+    if documents is None or documents.draws == 1:
+        return result
+    others = (replace(scenario, training=replace(scenario.training, documents=other)) for other in documents.other_draws)
+    return replace(result, drawn_step_times=(result.step_time, *(simulate(other).step_time for other in others)))
+
+
 def _simulate(scenario: Scenario) -> SimulationResult:
     started = perf_counter()
     prepared = build_simulation(scenario)

@@ -27,11 +27,11 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
     _check_trace_ranks(scenario, outputs)
     if outputs.table:
         _warn_long_simulation(scenario)
-    from clustersim.simulation import simulate
+    from clustersim.simulation import simulate_draws
 
     steps = "a step" if scenario.steps == 1 else f"{scenario.steps:,} steps"
     with show_activity(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs"):
-        result = simulate(scenario)
+        result = simulate_draws(scenario)
         notes = _write_traces(result, outputs)
         what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None
         if outputs.json is not None:

@@ -15,7 +15,7 @@ from clustersim.common.table import Table
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfReport
 from clustersim.scenario import Scenario
-from clustersim.simulation import simulate as _answer
+from clustersim.simulation import simulate_draws as _answer
 
 if TYPE_CHECKING:
     import plotly.graph_objects as plotly
