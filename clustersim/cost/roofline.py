@@ -114,7 +114,8 @@ class Roofline:
             return KernelWork(compute, memory)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
-        return KernelWork(compute, memory / (ratio * self._scan_share(kernel.shape)))
+        share = self._scan_share(kernel.shape)
+        return KernelWork(compute / share, memory / (ratio * share))
 
     def _scan_work(self, kernel: Kernel, shape: ScanShape) -> KernelWork:
         """Products at the matmuls' rate, of a selective scan on vector units; both at the library's share."""

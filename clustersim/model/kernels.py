@@ -182,6 +182,7 @@ class MemoryBoundOp(IdentityEnum):
     SGD = "sgd"  # with momentum; formats as for ADAM
     UPDATE = "update"  # a pass of any other optimizer
     MERGE = "merge"  # partial results of attention, or their gradients, added up in FP32
+    FACTORIZATION = "factorization"  # QR or Cholesky, of a matrix [rows, width]
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales

@@ -9,7 +9,7 @@ from clustersim.model.documents import Documents
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
-from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
+from clustersim.model.optimizers import AnyOptimizer, MatrixOptimizer, Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
@@ -176,12 +176,12 @@ class Training:
     @property
     def orthogonalizes_dense(self) -> bool:
         """Whether the optimizer orthogonalizes the matrices of layers, other than experts."""
-        return isinstance(self.optimizer, Muon) and self.optimizer.dense
+        return isinstance(self.optimizer, MatrixOptimizer) and self.optimizer.dense
 
     @property
     def scalar_optimizer(self) -> Optimizer:
         """The optimizer of weights that are updated element by element."""
-        return self.optimizer.scalar if isinstance(self.optimizer, Muon) else self.optimizer
+        return self.optimizer.scalar if isinstance(self.optimizer, MatrixOptimizer) else self.optimizer
 
     @property
     def dense_optimizer(self) -> AnyOptimizer:
@@ -191,7 +191,7 @@ class Training:
     @property
     def expert_optimizer(self) -> AnyOptimizer:
         """The optimizer of experts."""
-        is_scalar = isinstance(self.optimizer, Muon) and not self.optimizer.experts
+        is_scalar = isinstance(self.optimizer, MatrixOptimizer) and not self.optimizer.experts
         return self.scalar_optimizer if is_scalar else self.optimizer
 
     @property

@@ -189,7 +189,6 @@ def _layout_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[st
     degrees = {axis: case.positive_int(axis, 1) for axis in DENSE_AXIS_NAMES}
     config: dict[str, Any] = {
         **degrees,
-        "cp_kind": defaults.cp_kind.value,
         "sequence_parallel": _uses_sequence_parallel(case) and degrees["tp"] > 1,
         "tp_comm_overlap": defaults.overlaps_tp_comm(case),
         "async_tensor_model_parallel_allreduce": defaults.overlaps_backward_tp(case),

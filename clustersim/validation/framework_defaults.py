@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
-from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
@@ -93,7 +92,7 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; cp_kind: what context-parallel ranks exchange; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
+    file's; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
     where parameters are not sharded; uniform_precision: weights, gradients and moments are in the compute format,
     without master weights; logs_last_rank: memory is logged by the last rank.
 
@@ -116,7 +115,6 @@ class FrameworkDefaults:
     deepspeed_zero3: bool = False
     copies_gathered: bool = False
     flash_version: str | None = None
-    cp_kind: ContextParallelKind = ContextParallelKind.RING
     gpt_biases: bool = False
     gpt_dropout: bool = True
     bucket_size: str | None = None
@@ -306,7 +304,6 @@ _TORCHTITAN: Final = FrameworkDefaults(
     framework="torchtitan",
     is_dated=True,
     copies_gathered=True,
-    cp_kind=ContextParallelKind.ALL_GATHER,  # context_parallel_rotate_method
     backward_tp_overlap=False,
     precision_configs=TORCHAO,
 )
