@@ -45,7 +45,9 @@ def simulate_draws(scenario: Scenario) -> SimulationResult:
     result, documents = simulate(scenario), scenario.training.documents
     if documents is None or documents.draws == 1:
         return result
-    others = (replace(scenario, training=replace(scenario.training, documents=other)) for other in documents.other_draws)
+    others = (
+        replace(scenario, training=replace(scenario.training, documents=other)) for other in documents.other_draws
+    )
     return replace(result, drawn_step_times=(result.step_time, *(simulate(other).step_time for other in others)))
 
 

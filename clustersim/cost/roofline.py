@@ -46,6 +46,7 @@ from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.model.kernels import (
+    ATTENTION_KINDS,
     GROUPED_MATMUL_KINDS,
     AttentionShape,
     Kernel,

@@ -20,7 +20,6 @@ Reference: `hardware.efficiency.TrainingDerating`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
-from typing import Final
 
 from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 from clustersim.cost.device_models import slowest_deviation
@@ -28,9 +27,8 @@ from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import LOCALLY_MEASURED, KernelCost, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
-from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.kernels import ATTENTION_KINDS, Kernel
 from clustersim.model.training import AttentionBackend
-
 
 
 def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:

@@ -57,14 +57,17 @@ class DionLowering:
         """Update matrices that this rank has, one after the other."""
         parts = _parts(power_iteration(matrix, self.dion, group.formats, ranks=1, whole=1), None)
         operations = [operation for part in parts for operation in part.operations]
-        self.builder.add_repeated_standalone(f"update {matrix.outputs} x {matrix.inputs}", operations, (self.after,), total)
+        self.builder.add_repeated_standalone(
+            f"update {matrix.outputs} x {matrix.inputs}", operations, (self.after,), total
+        )
 
     def _add_shards(self, matrix: WeightMatrix, total: int, group: ParameterGroup, sharing: CommGroup) -> None:
         """Update matrices of which this rank has a shard each, a few batches in turns."""
         ranks, width = group.shard_count, _CONCURRENT if self.dion.overlap else 1
         sizes = [ranks] * (total // ranks) + [total % ranks] * bool(total % ranks)
         iterations = [
-            power_iteration(replace(matrix, count=size), self.dion, group.formats, ranks=ranks, whole=1) for size in sizes
+            power_iteration(replace(matrix, count=size), self.dion, group.formats, ranks=ranks, whole=1)
+            for size in sizes
         ]
         for first in range(0, len(iterations), width):
             self._add_turn([_parts(iteration, sharing) for iteration in iterations[first : first + width]])

@@ -34,7 +34,9 @@ def add_matrix_updates(
         return task
     (optimizer,) = {training.optimizer for training, _ in matrix_updates}
     lowering = (
-        DionLowering(builder, optimizer, task) if isinstance(optimizer, Dion) else MuonLowering(builder, optimizer, task)
+        DionLowering(builder, optimizer, task)
+        if isinstance(optimizer, Dion)
+        else MuonLowering(builder, optimizer, task)
     )
     for group in builder.plan.trained_groups:
         if isinstance(group.optimizer, MatrixOptimizer):

@@ -36,7 +36,6 @@ from clustersim.lowering.task_list import SegmentCache
 from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
 from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
-from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.offload import HostUpdate
 from clustersim.model.operators import DENSE, EXPERTS

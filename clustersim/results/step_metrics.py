@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse

@@ -26,7 +26,9 @@ def scenario(loss: str, *, z_loss: bool = True, tp: int = 1) -> Scenario:
 def z_bytes(built: Scenario, *, backward: bool) -> float:
     """Bytes that z-loss moves in one pass of the head."""
     operators = build_plan(built).head.operators
-    kernels = [kernel for operator in operators for kernel in (operator.input_gradient if backward else operator.forward)]
+    kernels = [
+        kernel for operator in operators for kernel in (operator.input_gradient if backward else operator.forward)
+    ]
     return sum(
         kernel.bytes
         for kernel in kernels
