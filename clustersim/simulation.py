@@ -5,7 +5,7 @@ counts are estimated from isolated runs; where they prove too small, the simulat
 steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import perf_counter
@@ -43,20 +43,31 @@ def simulate(scenario: Scenario, watch: ProgressWatcher = ignore_progress) -> Si
         return _simulate(scenario, watch)
 
 
-def simulate_with_sensitivity(scenario: Scenario, watch: ProgressWatcher = ignore_progress) -> SimulationResult:
-    """Simulate training steps; where the step may be chaotic, say by how much it spreads (`timing_sensitivity`)."""
+def simulate_with_spread(scenario: Scenario, watch: ProgressWatcher = ignore_progress) -> SimulationResult:
+    """Simulate training steps, and the others that say how far their time spreads.
+
+    As many with other documents as the scenario draws, and perturbed ones where the step may be chaotic.
+    """
     result = simulate(scenario, watch)
-    if not may_be_chaotic(result):
-        return result
-    perturbed = (_slowed(scenario, run * PERTURBATION) for run in range(1, RUN_COUNT + 1))
-    return replace(result, perturbed_step_times=tuple(simulate(slowed, watch).step_time for slowed in perturbed))
+    drawn = tuple(simulate(other, watch).step_time for other in _other_draws(scenario))
+    perturbed = tuple(simulate(slowed, watch).step_time for slowed in _perturbed(result))
+    return replace(result, drawn_step_times=(result.step_time, *drawn) if drawn else (), perturbed_step_times=perturbed)
 
 
-def _slowed(scenario: Scenario, fraction: float) -> Scenario:
-    """The scenario with kernels of all GPUs slower by a fraction."""
-    slow_gpus = SlowGpus(tuple(scenario.cluster.machine_gpu_ids.tolist()), 1.0 - fraction)
-    degradations = scenario.degradations
-    return replace(scenario, degradations=replace(degradations, slow_gpus=(*degradations.slow_gpus, slow_gpus)))
+def _other_draws(scenario: Scenario) -> Iterator[Scenario]:
+    """The scenario with other documents."""
+    documents = scenario.training.documents
+    if documents is not None and documents.draws > 1:
+        for other in documents.other_draws:
+            yield replace(scenario, training=replace(scenario.training, documents=other))
+
+
+def _perturbed(result: SimulationResult) -> Iterator[Scenario]:
+    """A step that may be chaotic with kernels of all GPUs slower by a few parts in 10^12 (`timing_sensitivity`)."""
+    scenario, degradations = result.scenario, result.scenario.degradations
+    for run in range(1, RUN_COUNT + 1 if may_be_chaotic(result) else 1):
+        slow_gpus = SlowGpus(tuple(scenario.cluster.machine_gpu_ids.tolist()), 1.0 - run * PERTURBATION)
+        yield replace(scenario, degradations=replace(degradations, slow_gpus=(*degradations.slow_gpus, slow_gpus)))
 
 
 def _simulate(scenario: Scenario, watch: ProgressWatcher) -> SimulationResult:

@@ -27,11 +27,11 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
     _check_trace_ranks(scenario, outputs)
     if outputs.table:
         _warn_long_simulation(scenario)
-    from clustersim.simulation import simulate_with_sensitivity
+    from clustersim.simulation import simulate_with_spread
 
     steps = "a step" if scenario.steps == 1 else f"{scenario.steps:,} steps"
     with simulation_progress(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs") as watch:
-        result = simulate_with_sensitivity(scenario, watch)
+        result = simulate_with_spread(scenario, watch)
     with show_activity("writing results"):
         notes = _write_traces(result, outputs)
         what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None

@@ -46,6 +46,7 @@ from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.model.kernels import (
+    ATTENTION_KINDS,
     GROUPED_MATMUL_KINDS,
     AttentionShape,
     Kernel,
@@ -58,7 +59,6 @@ from clustersim.model.kernels import (
 )
 from clustersim.model.training import AttentionBackend
 
-_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 _POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
@@ -115,7 +115,8 @@ class Roofline:
             return KernelWork(compute, memory)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
-        return KernelWork(compute, memory / (ratio * self._scan_share(kernel.shape)))
+        share = self._scan_share(kernel.shape)
+        return KernelWork(compute / share, memory / (ratio * share))
 
     def _scan_work(self, kernel: Kernel, shape: ScanShape) -> KernelWork:
         """Products at the matmuls' rate, of a selective scan on vector units; both at the library's share."""
@@ -144,7 +145,7 @@ class Roofline:
         isolated: its work in isolation.
         """
         rate = self._arithmetic_rate(kernel)
-        if kernel.kind not in _ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
+        if kernel.kind not in ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
             return rate
         dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))

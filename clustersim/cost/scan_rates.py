@@ -3,7 +3,7 @@
 Kernels of linear attention and state spaces are of libraries whose generated (Triton) code reaches less of memory
 bandwidth and matmul rate than hand-written kernels do. A share by routine and direction, fitted to published
 kernels, stands in `topologies/scans`, one file per library; an accelerator's own file has those that are known to be
-others there. Routines that no file names reach all of it.
+others there. Routines that no file names reach all of it. Matrix factorizations are given in the same way.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,10 @@ from clustersim.model.kernels import MemoryBoundOp, ScanRoutine
 
 SCAN_ROUTINES: Final = frozenset(
     routine.value
-    for routine in (*ScanRoutine, MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM, MemoryBoundOp.L2NORM)
+    for routine in (
+        *(*ScanRoutine, MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM, MemoryBoundOp.L2NORM),
+        MemoryBoundOp.FACTORIZATION,
+    )
 )
 """Routines whose shares files may give."""
 

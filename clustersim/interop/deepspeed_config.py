@@ -71,7 +71,6 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
         parsed.has(name)
     path = parsed.unchecked("deepspeed_config")
     stage = parsed.text("zero-stage")
-    _reject_sequence_parallelism(parsed)
     if not is_used:
         return None
     config = {} if path is None else _read_config(parsed, path, files)
@@ -89,11 +88,6 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
             "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, _STRATEGY_BY_STAGE))}"
         )
     return ZeroSettings(_STRATEGY_BY_STAGE[int(number)])
-
-
-def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
-    if parsed.positive_integer("ds-sequence-parallel-size") > 1:
-        raise parsed.error("ds-sequence-parallel-size", "DeepSpeed's Ulysses is not modelled; rings are")
 
 
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:

@@ -266,7 +266,6 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
-        "cp": parsed.positive_integer("context-parallel-size"),
         **_context_config(parsed),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
@@ -293,10 +292,20 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
 
 
 def _context_config(parsed: MegatronArguments) -> dict[str, Any]:
-    """How context-parallel ranks exchange what attention needs; the same in all layers."""
+    """Context-parallel ranks, and how they exchange what attention needs; the same in all layers.
+
+    Megatron-DeepSpeed's sequence-parallel ranks exchange heads (Ulysses).
+    """
     kinds, sizes = parsed.values("cp-comm-type"), parsed.values("hierarchical-context-parallel-sizes")
-    if parsed.positive_integer("context-parallel-size") == 1:
-        return {}
+    cp, swapping = (parsed.positive_integer(key) for key in ("context-parallel-size", "ds-sequence-parallel-size"))
+    if swapping > 1 and cp > 1:
+        raise parsed.error("ds-sequence-parallel-size", "context-parallel-size splits sequences, too; write one")
+    if swapping > 1:
+        return {"cp": swapping, "cp_kind": ContextParallelKind.ULYSSES.value}
+    return {"cp": cp} | (_context_kind(parsed, kinds, sizes) if cp > 1 else {})
+
+
+def _context_kind(parsed: MegatronArguments, kinds: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
     if len(set(kinds)) > 1:
         raise parsed.error("cp-comm-type", "kinds that differ by layer are not modelled; write one")
     kind = parsed.choice("cp-comm-type", CP_KIND_BY_FLAG, "p2p")

@@ -47,6 +47,10 @@ TENSOR_CORE_KINDS: Final = frozenset(
 """Kernels that run on tensor cores (matrix units); all others are memory-bound."""
 
 
+ATTENTION_KINDS: Final = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
+"""Flash attention."""
+
+
 GROUPED_MATMUL_KINDS: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
 """Grouped matmuls of experts."""
 
@@ -157,6 +161,7 @@ class MemoryBoundOp(IdentityEnum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
+    Z_LOSS = "z_loss"  # squared logarithm of the sum of exponentials of logits [rows, width]
     TOP_K = "top_k"  # the `table` largest of each row of logits [rows, width], their softmax, and the selection mask
     TOP_K_SIGMOID = "top_k_sigmoid"  # the same with sigmoid scores, selected by scores plus a bias per column
     TOP_K_GROUPED = "top_k_grouped"  # the same, selected from the best groups of columns (group-limited routing)
@@ -176,6 +181,8 @@ class MemoryBoundOp(IdentityEnum):
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
     UPDATE = "update"  # a pass of any other optimizer
+    MERGE = "merge"  # partial results of attention, or their gradients, added up in FP32
+    FACTORIZATION = "factorization"  # QR or Cholesky, of a matrix [rows, width]
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales

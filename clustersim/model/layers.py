@@ -255,7 +255,9 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
         operators.append(_logits_operator(rank, "head.softcap", softcap))
-    return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
+    operators.append(_logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss)))
+    z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
+    return operators if z_loss is None else [*operators, _logits_operator(rank, "head.z_loss", z_loss)]
 
 
 def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:

@@ -243,6 +243,24 @@ _LOSS_SPECS = MappingProxyType(
         ),
     }
 )
+# z-loss (PaLM, arXiv:2204.02311, section 5) beside PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32 logits
+# (allenai/OLMo, olmo/train.py, cross_entropy_loss). Forward: maximum (1), difference (2), exponential (2), sum (1).
+# Backward: difference, exponential and product (2 each), added to the other gradient (3). It saves the logits. One-kernel
+# losses have the logarithm anyway, and their gradient is the softmax's times a factor of the row.
+_Z_LOSS = MemoryBoundSpec(
+    KernelKind.LOSS,
+    MemoryBoundOp.Z_LOSS,
+    MemoryPasses(0, fp32=6, launches=4),
+    MemoryPasses(0, fp32=9, launches=4),
+    saved=MemoryPasses(0, fp32=1),
+)
+_Z_LOSS_SPECS = MappingProxyType(
+    {
+        LossImplementation.TORCH: _Z_LOSS,
+        LossImplementation.TORCH_FP32: replace(_Z_LOSS, saved=MemoryPasses(0)),  # which keeps FP32 logits itself
+        LossImplementation.CHUNKED_NLL: replace(_Z_LOSS, saved=MemoryPasses(0)),
+    }
+)
 # A LoRA adapter's scaled output is added to that of the frozen layer; backward scales the gradient.
 SCALED_SUM = MappingProxyType(
     {
@@ -346,6 +364,11 @@ def softcap_spec(*, fused: bool) -> MemoryBoundSpec:
 def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
     """Passes of softmax cross-entropy over the logits."""
     return _LOSS_SPECS[loss_type]
+
+
+def z_loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec | None:
+    """Passes of z-loss beside softmax cross-entropy; None where that has what it needs."""
+    return _Z_LOSS_SPECS.get(loss_type)
 
 
 def copy_kernel(name: str, dtype: DType, elements: int) -> Kernel:

@@ -66,7 +66,9 @@ class LayerShard:
     there, not before; receives_indices: with indices of its experts; load_factor: tokens that this rank's experts
     receive over their mean.
     exchanging_ranks: context-parallel ranks that exchange tokens for heads around attention; gathers_keys: they gather
-    all keys and values; consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
+    all keys and values; ring_blocks: kernels of attention, one for each block of keys of a ring (1: one for all);
+    repeats_kv: keys and values are copied for each query head first;
+    consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
     packed_batch: the step's packed documents, None: sequences are single ones.
     """
 
@@ -82,6 +84,8 @@ class LayerShard:
     load_factor: float = 1.0
     exchanging_ranks: int = 1
     gathers_keys: bool = False
+    ring_blocks: int = 1
+    repeats_kv: bool = False
     consecutive: bool = False
     packed_batch: PackedBatch | None = None
 

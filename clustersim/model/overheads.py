@@ -87,6 +87,17 @@ class ExpertSort(Enum):
     PADDED_INDICES = "padded_indices"
 
 
+class RingAttention(Enum):
+    """How ring attention runs the blocks of keys that come round.
+
+    ONE_KERNEL: as one kernel does that waits for them; BLOCKS: a kernel for each, whose results others merge in FP32
+    (PyTorch's `context_parallel`: `model.ring_attention`).
+    """
+
+    ONE_KERNEL = "one_kernel"
+    BLOCKS = "blocks"
+
+
 class LossReport(Enum):
     """When data-parallel ranks average the logged loss: NEVER, once per STEP, or after each MICROBATCH."""
 
@@ -147,6 +158,10 @@ class Overheads:
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
+    Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys and
+    values are copied for every query head before attention, so that a ring carries as many (torchtitan's `repeat_kv`);
+    the copies themselves are not counted.
+
     Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
 
     Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
@@ -173,8 +188,10 @@ class Overheads:
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
+    repeats_kv: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
+    ring_attention: RingAttention = RingAttention.ONE_KERNEL
     grouping: Grouping | None = None
     weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
     expert_sort: ExpertSort = ExpertSort.CHUNKS
@@ -185,7 +202,7 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how embedding, norms, experts, casts and tensor parallelism are implemented, no extra work."""
+        """Only how embedding, norms, experts, casts, tensor and context parallelism are implemented, no extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -194,6 +211,8 @@ class Overheads:
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
+            ring_attention=self.ring_attention,
+            repeats_kv=self.repeats_kv,
             embedding_matmul=self.embedding_matmul,
             saves_absolute_values=self.saves_absolute_values,
             grouping=self.grouping,

@@ -10,16 +10,16 @@ from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
-from clustersim.model.mixer import ContextRule, Mixer
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import TransformerModel
-from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -269,6 +269,8 @@ class Plan:
             load_factor=self.expert_token_ratio,
             exchanging_ranks=self.layout.exchanging_ranks,
             gathers_keys=self.layout.cp > 1 and self.layout.cp_kind is ContextParallelKind.ALL_GATHER,
+            ring_blocks=ring_blocks(self.layout, self.training),
+            repeats_kv=self.training.overheads.repeats_kv,
             consecutive=self.layout.cp > 1 and not self.layout.cp_balanced,
             packed_batch=self._packed_batch,
         )
@@ -321,20 +323,10 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        return sharding if spec.mixer is None else replace(sharding, context=self._context_parallel(spec.mixer))
-
-    def _context_parallel(self, mixer: Mixer) -> ContextParallel | None:
-        """What context-parallel ranks exchange for a mixer with keys and values."""
-        layout, shard, activation_format = self.layout, self.layer_shard, self.training.recipe.activations
-        if mixer.context_rule is not ContextRule.KV_RING:
-            return None
-        widths = mixer.exchanged_widths(layout.tp, layout.exchanging_ranks)
-        heads, outputs = (float(shard.tokens * width * activation_format.bytes) for width in widths)
-        kv_width = mixer.kv_width(layout.tp * layout.exchanging_ranks)
-        kv_bytes = float(shard.batch * shard.keys * kv_width * activation_format.bytes)
-        return ContextParallel(
-            layout.cp_kind, layout.cp, layout.inner_ranks, activation_format, kv_bytes, heads, outputs
-        )
+        if spec.mixer is None:
+            return sharding
+        context = mixer_exchange(spec.mixer, self.layout, self.layer_shard, activation_format)
+        return replace(sharding, context=context)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
         """Whether a stage is the first chunk of the first pipeline rank.

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.kernels import ATTENTION_KINDS, Kernel, KernelKind
 from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
 from clustersim.model.operators import RegionInput, ShardAxis, TpCollective, TpCombine, early_stop_count
 from clustersim.model.recompute_modules import RecomputeModule
@@ -367,7 +367,8 @@ def _with_context(
 ) -> list[Operation]:
     """Kernels of an operator; those of the attention core with what context-parallel ranks exchange for it.
 
-    Its first kernel overlaps rings, one block of keys at a time, one ring after the other.
+    Its first kernel overlaps rings, one block of keys at a time, one ring after the other; or the kernel of each block
+    what the next one needs.
     """
     on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
     operations = [
@@ -383,6 +384,8 @@ def _with_context(
         split = kernel if len(exchange.rings) == 1 else kernel.split_into(len(exchange.rings))
         overlaps = (CommOverlap(ring.comm_op, split, ring.block_count, is_ring=True) for ring in exchange.rings)
         operations = [*(Operation(overlap, work_type) for overlap in overlaps), *operations[1:]]
+    if placed.starts_attention and exchange.with_blocks:
+        operations = _overlap_blocks(operations, exchange.with_blocks)
     before = exchange.before if runs_first else ()
     after = exchange.after if runs_last else ()
     return [
@@ -390,6 +393,18 @@ def _with_context(
         *operations,
         *(Operation(comm_op, work_type) for comm_op in after),
     ]
+
+
+def _overlap_blocks(operations: list[Operation], comm_ops: Iterable[CommOp | None]) -> list[Operation]:
+    """The operations of attention's core, its kernels each overlapped with a collective, if there is one for it."""
+    remaining = iter(comm_ops)
+    overlapped: list[Operation] = []
+    for operation in operations:
+        is_block = operation.kernel is not None and operation.kernel.kind in ATTENTION_KINDS
+        comm_op = next(remaining, None) if is_block else None
+        body = operation.body if comm_op is None else CommOverlap(comm_op, operation.kernel, math.inf)
+        overlapped.append(replace(operation, body=body))
+    return overlapped
 
 
 def _attach_comm_op(

@@ -32,6 +32,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         "network": result.scenario.cost.network.value,
         "collectives": [selected_algorithm.to_json() for selected_algorithm in result.selected_algorithms],
         **_site_json(result),
+        **_drawn_json(result),
         "ranks": result.rank_count,
         "simulated_ranks": result.simulated_rank_count,
         "spans": result.operation_count,
@@ -55,6 +56,14 @@ def _site_json(result: StepMetrics) -> dict[str, Any]:
         for link in traffic
     ]
     return {"site_links": links} if links else {}
+
+
+def _drawn_json(result: StepMetrics) -> dict[str, Any]:
+    """Times of steps with different documents, where some were drawn."""
+    if not result.drawn_step_times:
+        return {}
+    drawn = {"step_times_s": list(result.drawn_step_times), "distribution_s": result.drawn_step_time_percentiles}
+    return {"drawn_documents": drawn}
 
 
 def _step_times_json(result: StepMetrics) -> dict[str, Any]:

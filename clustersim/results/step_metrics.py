@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
@@ -74,7 +74,12 @@ class StepMetrics(SimulatedStep):
     @property
     def step_time_percentiles(self) -> dict[str, Seconds]:
         """Minimum, median, maximum and some percentiles of the step times, in seconds."""
-        return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
+        return _percentiles(self.step_times)
+
+    @property
+    def drawn_step_time_percentiles(self) -> dict[str, Seconds]:
+        """The same of steps with different documents; empty if none were drawn."""
+        return _percentiles(np.array(self.drawn_step_times)) if self.drawn_step_times else {}
 
     @cached_property
     def breakdown(self) -> TimeBreakdown:
@@ -325,3 +330,7 @@ class StepMetrics(SimulatedStep):
         """Effects that the simulation leaves out, as sentences."""
         uses_host_memory = self.host_memory is not None
         return find_limitations(self.scenario, self.selected_algorithms, uses_host_memory=uses_host_memory)
+
+
+def _percentiles(times: FloatArray) -> dict[str, Seconds]:
+    return {name: float(np.percentile(times, percentile)) for name, percentile in PERCENTILES.items()}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
+from clustersim.model.overheads import RingAttention
 from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
@@ -92,7 +93,7 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
+    file's; ring_attention: how ring attention runs, None: as the file says; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
     where parameters are not sharded; uniform_precision: weights, gradients and moments are in the compute format,
     without master weights; logs_last_rank: memory is logged by the last rank.
 
@@ -115,6 +116,7 @@ class FrameworkDefaults:
     deepspeed_zero3: bool = False
     copies_gathered: bool = False
     flash_version: str | None = None
+    ring_attention: RingAttention | None = None
     gpt_biases: bool = False
     gpt_dropout: bool = True
     bucket_size: str | None = None
@@ -429,8 +431,14 @@ FRAMEWORKS: Final = (
         gpt_dropout=False,
         precision_configs=DELAYED_SCALING,
     ),
-    # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it
-    FrameworkDefaults("in-house (pytorch)", copies_gathered=True, flash_version="flash"),
+    # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it.
+    # Keys and values are gathered before attention (Llama 3, arXiv:2407.21783, section 3.3.2)
+    FrameworkDefaults(
+        "in-house (pytorch)",
+        copies_gathered=True,
+        flash_version="flash",
+        ring_attention=RingAttention.ONE_KERNEL,
+    ),
     FrameworkDefaults("", copies_gathered=True),
 )
 

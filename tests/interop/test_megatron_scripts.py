@@ -220,6 +220,13 @@ def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object])
     assert "cp_kind" not in mapping(f"{TORCHRUN} {BASE} {arguments}")["layout"]
 
 
+def test_deepspeed_sequence_parallel_ranks_exchange_heads() -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} --ds-sequence-parallel-size 4")["layout"]
+    assert (imported["cp"], imported["cp_kind"]) == (4, "ulysses")
+    with pytest.raises(InputError, match="splits sequences, too"):
+        mapping(f"{TORCHRUN} {BASE} --ds-sequence-parallel-size 4 --context-parallel-size 2")
+
+
 @pytest.mark.parametrize(
     ("arguments", "optimizer", "data"),
     [

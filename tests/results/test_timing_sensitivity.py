@@ -8,7 +8,7 @@ import pytest
 from clustersim.results import timing_sensitivity as module
 from clustersim.results.timing_sensitivity import TimingSensitivity, timing_sensitivity
 from clustersim.scenario import Scenario
-from clustersim.simulation import simulate, simulate_with_sensitivity
+from clustersim.simulation import simulate, simulate_with_spread
 
 QUIET = {
     "model": "llama3-8b",
@@ -48,7 +48,7 @@ def test_spread_is_from_the_fastest_to_the_slowest_run() -> None:
 
 
 def test_a_step_without_many_shared_links_is_not_run_again() -> None:
-    result = simulate_with_sensitivity(Scenario.from_mapping(QUIET))
+    result = simulate_with_spread(Scenario.from_mapping(QUIET))
     assert result.perturbed_step_times == ()
     assert result.to_json()["timing_sensitivity"] is None
 
@@ -56,7 +56,7 @@ def test_a_step_without_many_shared_links_is_not_run_again() -> None:
 def test_kernels_of_perturbed_runs_are_slower_by_parts_in_a_trillion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_DELAYED_OPERATIONS", 0)
     scenario = Scenario.from_mapping(QUIET)
-    result = simulate_with_sensitivity(scenario)
+    result = simulate_with_spread(scenario)
     assert len(result.perturbed_step_times) == module.RUN_COUNT
     changes = [time / result.step_time - 1.0 for time in result.perturbed_step_times]
     # the step is mostly kernels, and no longer than all of it being kernels
@@ -77,14 +77,14 @@ def test_the_interval_contains_every_time_of_a_chaotic_step() -> None:
 def test_jittered_steps_are_not_perturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MIN_DELAYED_OPERATIONS", 0)
     scenario = Scenario.from_mapping(QUIET | {"degradations": {"jitter": {"std": "1 %", "seed": 1}}})
-    assert simulate_with_sensitivity(scenario).perturbed_step_times == ()
+    assert simulate_with_spread(scenario).perturbed_step_times == ()
 
 
 @pytest.mark.slow
 def test_a_chaotic_step_says_by_how_much() -> None:
     """Operation by operation is another order of summation: it moves the step as a perturbation does."""
     scenario = Scenario.from_mapping(CHAOTIC)
-    result = simulate_with_sensitivity(scenario)
+    result = simulate_with_spread(scenario)
     sensitivity = result.timing_sensitivity
     assert sensitivity is not None
     assert 0.001 < sensitivity.spread < 0.02

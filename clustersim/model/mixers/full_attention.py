@@ -7,8 +7,8 @@ keys and rotary positions are between the projection and the core (`model.attent
 from dataclasses import dataclass, replace
 
 from clustersim.model import memory_bound
-from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.attention_context import context_operators
+from clustersim.model.attention import AttentionCore
+from clustersim.model.attention_context import core_operators
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.kernels import AttentionShape
 from clustersim.model.linear import LinearLayer
@@ -80,7 +80,7 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         rank.training.recipe.attention,
     )
     kv_elements = shard.tokens * 2 * local.kv_width
-    operators += context_operators(shard, attention_operators(core, rank.training.attention), shape, kv_elements)
+    operators += core_operators(rank, core, kv_elements)
     if local.attention.attention_output_gate:
         operators.append(_output_gate_operator(rank, local))
     bias_tokens = shard.residual_tokens if model.linear_bias else 0

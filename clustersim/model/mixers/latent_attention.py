@@ -16,8 +16,8 @@ section 2.1; arXiv:2412.19437, section 2.1.1.
 
 from dataclasses import replace
 
-from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.attention_context import context_operators
+from clustersim.model.attention import AttentionCore
+from clustersim.model.attention_context import core_operators
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import LinearLayer
@@ -146,7 +146,7 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
         low_precision=training.recipe.attention,
     )
     kv_elements = shard.tokens * attention.kv_width(shard.tp)
-    return context_operators(shard, attention_operators(core, training.attention), shape, kv_elements)
+    return core_operators(rank, core, kv_elements)
 
 
 def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:

@@ -24,7 +24,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
-from clustersim.model.optimizers import Muon
+from clustersim.model.optimizers import MatrixOptimizer
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
@@ -153,10 +153,10 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
             f"layout.cp_kind: {scenario.layout.cp_kind.value}; the explorer's page knows rings alone, run, check and "
             "what-if know all kinds"
         )
-    if isinstance(scenario.training.optimizer, Muon):
+    if isinstance(scenario.training.optimizer, MatrixOptimizer):
         raise InputError(
-            "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
-            "knows one optimizer; run, check and what-if know it, adam can be explored"
+            f"training.optimizer: {scenario.training.optimizer.name} keeps other states of matrices than of other "
+            "weights, and the explorer's page knows one optimizer; run, check and what-if know it, adam can be explored"
         )
     other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
     if other is not None:

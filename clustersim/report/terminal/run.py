@@ -112,6 +112,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         )
     if scenario.steps > 1:
         yield plain_text(f"mean of {scenario.steps:,} steps: {format_percentiles(result.step_time_percentiles)}")
+    if draws := len(result.drawn_step_times):
+        yield plain_text(f"{draws:,} draws of documents: {format_percentiles(result.drawn_step_time_percentiles)}")
 
 
 def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:

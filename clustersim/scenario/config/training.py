@@ -282,6 +282,8 @@ class TrainingConfig(ConfigModel):
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
     backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    z_loss: bool = False
+    """the squared logarithm of each token's sum of exponentials is part of the loss"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
     optimizer_in_backward: bool = False

@@ -47,6 +47,7 @@ from clustersim.scenario.validation_rules.optimizer import (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
 )
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
@@ -463,6 +464,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
     _check_step_count,
     _check_jitter,
 )
