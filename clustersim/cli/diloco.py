@@ -26,11 +26,10 @@ def show_local_training(file: Path, overrides: Sequence[str], outputs: Outputs, 
 
         write_text_atomically(outputs.html, outer_rounds_page(result, file))
     if outputs.table:
-        from rich.console import Console
-
+        from clustersim.cli.terminal import new_console
         from clustersim.report.terminal.outer_rounds import render_outer_rounds
 
-        Console().print(render_outer_rounds(result), soft_wrap=False)
+        new_console().print(render_outer_rounds(result))
         for path in outputs.file_paths.values():
             announce_file(path)
     return result.fits

@@ -1,6 +1,7 @@
 """Output, streams and exit status of the commands."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ def test_run_prints_the_step_time_first(clustersim: CommandRunner, plan: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("step time ")
     assert "fits" in done.stdout
+
+
+def test_arguments_of_what_helps_are_whole_on_a_narrow_terminal(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path
+) -> None:
+    """They are on one line, however long, to be copied; other lines are wrapped."""
+    settings = ("layout.pp=1", "layout.dp=4", "training.fused=false", "training.attention=standard")
+    changes = [argument for setting in settings for argument in ("--set", setting)]
+    printed = clustersim("run", plan, *changes, "--what-if", "--json", "a.json", COLUMNS="60").stdout.splitlines()
+    report = json.loads((tmp_path / "a.json").read_text())["what_ifs"]
+    arguments = [line.strip() for line in printed if line.startswith("  --set ")]
+    assert max(map(len, arguments)) > 60
+    expected = [case["set"] for case in (*report["cases"], report["combined"]) if case]
+    assert {tuple(shlex.split(line)[1::2]) for line in arguments} <= set(map(tuple, expected))
+    assert all(len(line) <= 60 for line in printed if not line.startswith("  --set "))
 
 
 def test_json_on_stdout_has_all_documented_keys(clustersim: CommandRunner, plan: Path) -> None:

@@ -149,7 +149,8 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
     not_tried = [case.description for case in what_ifs.skipped if case.addresses]
     if not_tried:
         names = "; ".join(not_tried)
-        yield plain_text(f"{tried} changes of settings tried; not tried (reasons: --json or the page): {names}", "dim")
+        changes = "1 change" if tried == 1 else f"{tried} changes"
+        yield plain_text(f"{changes} of settings tried; not tried (reasons: --json or the page): {names}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
