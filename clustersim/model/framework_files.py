@@ -29,7 +29,7 @@ OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
 )
 """Names of the boolean overheads."""
-_DISPATCHERS: Final = "dispatchers"
+_OPTIONAL_LAYOUTS: Final = ("dispatchers", "axes")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
@@ -148,7 +148,7 @@ def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
         **{
             layout_field.name: section.get_text_list(layout_field.name)
             for layout_field in fields(SupportedLayouts)
-            if layout_field.name != _DISPATCHERS or section.has_key(_DISPATCHERS)
+            if layout_field.name not in _OPTIONAL_LAYOUTS or section.has_key(layout_field.name)
         }
     )
 

@@ -1,8 +1,8 @@
 """What would make a scenario fit in memory, or fit surely? Changes of the catalogue that lower the peak.
 
 They are ordered by their cost in time. Each change has alternatives of increasing effect; the first one that is
-valid and fits is suggested. Where no single change suffices, those of the layout and of offload are tried together
-with full recomputation.
+valid and fits is suggested. Where no single change suffices, those of formats, of the layout and of offload are tried
+together with full recomputation.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from clustersim.scenario.overrides import command_arguments
 from clustersim.uncertainty.memory_error import fit_probability
 
 MAX_SUGGESTIONS: Final = 4
-_PAIRED_SUBJECTS: Final = (ChangeSubject.LAYOUT, ChangeSubject.OFFLOAD)
+_PAIRED_SUBJECTS: Final = (ChangeSubject.PRECISION, ChangeSubject.LAYOUT, ChangeSubject.OFFLOAD)
 _FULL_RECOMPUTE: Final = ("training.recompute=full",)
 _NOTHING: Final = "no single change of recomputation, sharding, degrees or offload {}; use more GPUs or a smaller model"
 NOTHING_FITS: Final = _NOTHING.format("fits")

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from clustersim import Scenario
+from clustersim.common import data_files
 from clustersim.common.units import format_bytes
 from clustersim.results.memory_check import check, peak_memory, peak_memory_use, required_headroom
+from clustersim.results.oom_suggestions import NOTHING_FITS
 from clustersim.simulation import simulate
 from clustersim.uncertainty.memory_error import fits_surely
 
@@ -153,9 +155,30 @@ def test_a_long_sequence_is_told_context_parallelism() -> None:
     assert any("layout.cp=" in suggestion for suggestion in report.suggestions)
 
 
+@pytest.mark.parametrize("framework", data_files.list_names("frameworks"))
+def test_suggestions_are_what_the_framework_runs(framework: str) -> None:
+    """Transformers has no pipeline for training, llm.c no other parallelism than of data."""
+    too_large = Scenario.from_mapping(
+        {
+            "model": "llama2-13b",
+            "cluster": {"name": "dgx-a100", "gpus": 16},
+            "layout": {"dp": 16},
+            "training": {"sequence": 8192, "global_batch": 16},
+            "framework": framework,
+        }
+    )
+    supported = too_large.framework.supported_layouts
+    for suggestion in check(too_large).suggestions:
+        if suggestion == NOTHING_FITS:
+            continue
+        changed = too_large.with_overrides(*overrides(suggestion))
+        degrees = changed.layout.all_degrees
+        assert {name for name in ("tp", "cp", "pp", "ep") if degrees[name] > 1} <= set(supported.axes)
+        strategies = [override.partition("=")[2] for override in overrides(suggestion) if "layout.data" in override]
+        assert set(strategies) <= set(supported.strategies(is_pipelined=changed.layout.is_pipelined))
+
+
 def test_no_fitting_change_is_reported() -> None:
     """A trillion parameters: 18 TB of weights, gradients and states do not fit 8 x 80 GiB with any change."""
     report = check(scenario("megatron-1t", 8, {"tp": 8}))
-    assert report.suggestions == (
-        "no single change of recomputation, sharding, degrees or offload fits; use more GPUs or a smaller model",
-    )
+    assert report.suggestions == (NOTHING_FITS,)

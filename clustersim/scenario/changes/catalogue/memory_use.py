@@ -14,8 +14,9 @@ from clustersim.common.dtypes import DType
 from clustersim.model.offload import ActivationOffload, OptimizerOffload
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute
+from clustersim.parallel.mesh import CONTEXT, PIPELINE, TENSOR, Axis
 from clustersim.parallel.plan import Plan
-from clustersim.scenario.changes.layout import with_cp_factor, with_layout, with_pp_factor, with_tp_factor, with_zero_stage
+from clustersim.scenario.changes.layout import with_cp_factor, with_layout, with_pp_factor, with_tp_factor
 from clustersim.scenario.changes.scenario_change import (
     ApplyChange,
     Baseline,
@@ -25,6 +26,7 @@ from clustersim.scenario.changes.scenario_change import (
     ScenarioChange,
 )
 from clustersim.scenario.changes.training import with_microbatch_size, with_offload, with_recompute, with_training
+from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.scenario import Scenario
 
 _MOE_MLA_MODULES: Final = frozenset({RecomputeModule.MOE_ACTIVATION, RecomputeModule.MLA_UP_PROJECTION})
@@ -35,6 +37,7 @@ _MODULE_SETS: Final = (
     frozenset({RecomputeModule.MOE}),
 )
 _FACTORS: Final = (2, 4, 8)
+_SHARDED_STRATEGIES: Final = ("zero1", "zero2", "fsdp", "zero3")
 
 
 def _more_recompute(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -111,25 +114,30 @@ def _sequence_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
 
 
 def _higher_zero_stages(baseline: Baseline) -> Iterator[ChangedScenario]:
-    """Higher ZeRO stages, as far as frameworks support them: with a pipeline, optimizer states only.
-
-    With a pipeline, ZeRO-2 and FSDP hold gradients and parameters unsharded during the step
-    (`parallel.data_parallel_strategy`).
-    """
-    layout = baseline.scenario.layout
-    max_stage = 1 if layout.is_pipelined else 3
-    if any(group.dp_size > 1 for group in _scenario_plan(baseline.scenario).parameter_groups):
-        for stage in range(layout.data.zero_stage + 1, max_stage + 1):
-            yield _changed(with_zero_stage(baseline.scenario, stage), f"layout.data=zero{stage}")
+    """Higher ZeRO stages that the framework supports."""
+    scenario, layout = baseline.scenario, baseline.scenario.layout
+    supported = scenario.framework.supported_layouts.strategies(is_pipelined=layout.is_pipelined)
+    if not any(group.dp_size > 1 for group in _scenario_plan(scenario).parameter_groups):
+        return
+    for name in (name for name in _SHARDED_STRATEGIES if name in supported):
+        strategy = DataParallelConfig.model_validate(name).strategy()
+        if strategy.zero_stage > layout.data.zero_stage:
+            yield _changed(with_layout(scenario, data=strategy), f"layout.data={name}")
 
 
 def _more_tensor_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Tensor instead of data parallelism, inside the NVLink domain."""
     scenario, layout = baseline.scenario, baseline.scenario.layout
-    for factor in _FACTORS:
-        if layout.as_configured.dp % factor == 0 and layout.tp * factor <= _domain_size(scenario):
+    for factor in _dp_divisors(scenario, TENSOR):
+        if layout.tp * factor <= _domain_size(scenario):
             wider = with_tp_factor(scenario, factor)
             yield _changed(wider, *_degree_overrides(wider))
+
+
+def _dp_divisors(scenario: Scenario, axis: Axis) -> Iterator[int]:
+    """Factors by which an axis may grow at the cost of data parallelism, if the framework divides along it."""
+    if scenario.supports_axis(axis.name):
+        yield from (factor for factor in _FACTORS if scenario.layout.as_configured.dp % factor == 0)
 
 
 def _domain_size(scenario: Scenario) -> int:
@@ -142,19 +150,16 @@ def _more_pipeline_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Pipeline instead of data parallelism."""
     layout = baseline.scenario.layout
     even_layers = ("layout.layers_per_stage=even",) if layout.layers_per_stage else ()
-    for factor in _FACTORS:
-        if layout.as_configured.dp % factor == 0:
-            deeper = with_pp_factor(baseline.scenario, factor)
-            yield _changed(deeper, *_degree_overrides(deeper), *even_layers)
+    for factor in _dp_divisors(baseline.scenario, PIPELINE):
+        deeper = with_pp_factor(baseline.scenario, factor)
+        yield _changed(deeper, *_degree_overrides(deeper), *even_layers)
 
 
 def _more_context_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Context instead of data parallelism."""
-    layout = baseline.scenario.layout
-    for factor in _FACTORS:
-        if layout.as_configured.dp % factor == 0:
-            wider = with_cp_factor(baseline.scenario, factor)
-            yield _changed(wider, f"layout.cp={wider.layout.cp}", f"layout.dp={wider.layout.as_configured.dp}")
+    for factor in _dp_divisors(baseline.scenario, CONTEXT):
+        wider = with_cp_factor(baseline.scenario, factor)
+        yield _changed(wider, f"layout.cp={wider.layout.cp}", f"layout.dp={wider.layout.as_configured.dp}")
 
 
 def _degree_overrides(scenario: Scenario) -> tuple[str, ...]:
