@@ -32,7 +32,7 @@ def load_preset(name: str) -> TransformerModel:
     return PRESETS[name].model
 
 
-_MAX_MODELS: Final = 4  # names after "did you mean"
+_MAX_MODELS: Final = 6  # names after "did you mean"
 
 
 def _nearest_models(name: str) -> str:
