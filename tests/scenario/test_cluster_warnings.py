@@ -191,12 +191,13 @@ def test_user_cluster_file_is_checked(tmp_path: Any, mapping: dict[str, Any]) ->
     path.write_text(yaml.safe_dump(content | {"accelerator": "a100-sxm-80gb"}))
     mapping["cluster"] = {"path": str(path), "gpus": 64}
     warnings = Scenario.from_mapping(mapping).warnings
-    assert len(warnings) == 2
+    assert len(warnings) == 3
     assert (
         "a100-sxm-80gb stands in mine and has the cluster's links, with nvlink4 links instead of nvlink3; "
         in warnings[0]
     )
     assert "was 400 Gbit/s meant?" in warnings[1]
+    assert "63 GB/s is more than the 31 GB/s per direction that a100-sxm-80gb has" in warnings[2]
 
 
 # 64 GPUs: 8 nodes, in one unit of dgx-h100 (32 nodes) and in four racks of llama3-roce (2 nodes), in one pod of both
