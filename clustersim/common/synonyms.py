@@ -42,10 +42,15 @@ _WORDS_BY_KEY: Final = {
         "zero zero1 zero2 zero3 zero_stage zero_optimization fsdp fsdp2 hsdp ddp deepspeed fully_shard sharding "
         "sharding_strategy distributed_optimizer use_distributed_optimizer data_parallel_sharding_strategy"
     ),
-    "layout.tp": "mp tp_size tensor_parallel tensor_parallelism tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
+    "layout.tp": (
+        "mp tp_size tensor_parallel tensor_parallelism tensor_parallel_size tensor_parallel_degree "
+        "tensor_model_parallel_size"
+    ),
     "layout.pp": "pp_size pipeline_parallel pipeline_parallelism pipeline_parallel_size pipeline_parallel_degree "
     "pipeline_model_parallel_size",
-    "layout.dp": "dp_size data_parallel data_parallelism data_parallel_size data_parallel_degree data_parallel_replicate_degree",
+    "layout.dp": (
+        "dp_size data_parallel data_parallelism data_parallel_size data_parallel_degree data_parallel_replicate_degree"
+    ),
     "layout.cp": "cp_size context_parallel context_parallelism context_parallel_size context_parallel_degree",
     "layout.ep": (
         "ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree "
@@ -53,7 +58,8 @@ _WORDS_BY_KEY: Final = {
     ),
     "layout.sequence_parallel": "sp use_sequence_parallel",
     "cluster.gpus, the GPUs of the job: nodes x GPUs per node": (
-        "world_size nodes nnodes num_nodes n_nodes node_count num_gpus n_gpus ngpus gpu_count num_devices nproc_per_node"
+        "world_size nodes nnodes num_nodes n_nodes node_count num_gpus n_gpus ngpus gpu_count num_devices "
+        "nproc_per_node"
     ),
     "cluster.node.gpus": "gpus_per_node num_gpus_per_node",
     "cluster.accelerator": "gpu gpu_type gpu_model device_type chip",
@@ -74,9 +80,12 @@ KEY_SYNONYMS: Final = MappingProxyType(
     {word: key for key, synonyms in _WORDS_BY_KEY.items() for word in synonyms.split()}
 )
 _WITHOUT_EFFECT: Final = frozenset(
-    "lr learning_rate min_lr lr_scheduler weight_decay warmup warmup_steps warmup_ratio clip_grad max_grad_norm "
-    "beta1 beta2 adam_beta1 adam_beta2 save_steps save_interval logging_steps eval_steps eval_interval".split()
-)
+    {
+        "lr", "learning_rate", "min_lr", "lr_scheduler", "weight_decay", "warmup", "warmup_steps", "warmup_ratio",
+        "clip_grad", "max_grad_norm", "beta1", "beta2", "adam_beta1", "adam_beta2", "save_steps", "save_interval",
+        "logging_steps", "eval_steps", "eval_interval",
+    }
+)  # fmt: skip
 """Keys of other tools on which the time of a step does not depend."""
 VALUE_SYNONYMS: Final = MappingProxyType(
     {
@@ -84,8 +93,8 @@ VALUE_SYNONYMS: Final = MappingProxyType(
         "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash", "flash_attn": "flash",
         "flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "standard",
         "float8": "fp8", "mixed": "bf16", "amp": "bf16", "half": "fp16", "float16": "fp16",
-        "deepspeed": "zero3", "fully_shard": "fsdp", "checkpoint": "full", "checkpointing": "full", "activation_checkpointing": "full",
-        "gradient_checkpointing": "full",
+        "deepspeed": "zero3", "fully_shard": "fsdp", "checkpoint": "full", "checkpointing": "full",
+        "activation_checkpointing": "full", "gradient_checkpointing": "full",
     }
 )  # fmt: skip
 """Words that people use for values of keys, with the value that they most likely mean."""
@@ -186,7 +195,9 @@ def presets_beginning(name: str, presets: Iterable[str]) -> list[str]:
     (['gpt3-175b'], [])
     """
     beginning = _letters(name.casefold())
-    return [] if _model_size(name.casefold()) else [preset for preset in presets if _letters(preset).startswith(beginning)]
+    return (
+        [] if _model_size(name.casefold()) else [preset for preset in presets if _letters(preset).startswith(beginning)]
+    )
 
 
 def similar_preset(name: str, presets: Iterable[str]) -> str | None:

@@ -397,7 +397,6 @@ class _GoodputCalculation:
                 "reliability.failures says yours"
             )
 
-
     def _unsure_fit(self) -> Iterator[str]:
         """A note that the job may not fit in memory, with what would."""
         result = self.healthy_result

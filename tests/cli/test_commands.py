@@ -192,7 +192,8 @@ def test_fitting_settings_are_suggested(clustersim: CommandRunner, plan: Path) -
 @pytest.mark.parametrize(
     "command",
     [
-        ("run",), ("check",), ("explain", "--measured", "50 ms"), ("diff", "--set", "layout.tp=1", "--set", "layout.dp=4"),
+        ("run",), ("check",), ("explain", "--measured", "50 ms"),
+        ("diff", "--set", "layout.tp=1", "--set", "layout.dp=4"),
         ("search", "--vary", "layout.tp=1,2", "--fix", "layout.pp=2"), ("goodput", "--tokens", "1B", "--runs", "2"),
     ],
     ids=lambda command: command[0],

@@ -109,7 +109,7 @@ def test_a_file_need_not_say_how_many_gpus_a_job_says(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({key: value for key, value in RAILS.items() if key != "gpus"}))
     assert load_cluster(str(path), 32).gpu_count == 32
-    with pytest.raises(InputError, match="gpus: is missing; state it here, or as cluster.gpus in a scenario"):
+    with pytest.raises(InputError, match="gpus: is missing; state it here, or as cluster"):
         load_cluster(str(path))
 
 

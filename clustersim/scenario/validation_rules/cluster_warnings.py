@@ -257,7 +257,9 @@ def _nvlink_bandwidth(accelerator: Accelerator) -> float:
 def _packaged_bandwidth(accelerator: Accelerator, key: str, *, default: float) -> float:
     """The largest bytes/s that a key has in packaged clusters of an accelerator; the default where none has it."""
     bandwidths = (keys.get(key) for keys in _clusters_with(accelerator).values())
-    return max((parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=default)
+    return max(
+        (parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=default
+    )
 
 
 def _strip_unit(text: str) -> str:

@@ -51,9 +51,7 @@ def _more_recompute(baseline: Baseline) -> Iterator[ChangedScenario]:
     yield from _more_modules(scenario, plan)
     mode = ("training.recompute=full",) if current.is_selective else ()
     for count in range(recomputed + 1, layers):
-        yield _changed(
-            with_recompute(scenario, FullRecompute(count)), *mode, f"training.recompute.layers={count}"
-        )
+        yield _changed(with_recompute(scenario, FullRecompute(count)), *mode, f"training.recompute.layers={count}")
     if recomputed < layers:
         yield _changed(with_recompute(scenario, FullRecompute()), "training.recompute=full")
 
