@@ -124,4 +124,4 @@ def _print_result(result: "SimulationResult", what_ifs: "WhatIfReport | None") -
     from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.run import render_run
 
-    new_console().print(render_run(result, what_ifs))
+    new_console().print(render_run(result, what_ifs), crop=False)  # arguments are on one line, to be copied

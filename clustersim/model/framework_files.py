@@ -30,7 +30,7 @@ OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
 )
 """Names of the boolean overheads."""
-_OPTIONAL_LAYOUTS: Final = ("dispatchers", "context_parallel")
+_OPTIONAL_LAYOUTS: Final = ("dispatchers", "context_parallel", "axes")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SOFTMAX_KEYS: Final = 2**31
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.synonyms import describe_model_name, similar_preset
+from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
@@ -28,11 +28,22 @@ def load_preset(name: str) -> TransformerModel:
     4096
     """
     if name not in PRESETS:
-        preset = similar_preset(name, PRESETS)
-        hint = describe_model_name(name, PRESETS) or (f"did you mean {preset}?" if preset else None)
-        nearest = hint or suggest_nearest(name, PRESETS, listed_by="clustersim presets")
-        raise InputError(f"there is no model {name!r}; {nearest}")
+        raise InputError(f"there is no model {name!r}; {_nearest_models(name)}")
     return PRESETS[name].model
+
+
+_MAX_MODELS: Final = 6  # names after "did you mean"
+
+
+def _nearest_models(name: str) -> str:
+    """What to write instead of a name that is no preset's."""
+    if hint := describe_model_name(name, PRESETS):
+        return hint
+    if beginning := presets_beginning(name, PRESETS):
+        return f"did you mean {' or '.join(beginning[:_MAX_MODELS])}?"
+    if preset := similar_preset(name, PRESETS):
+        return f"did you mean {preset}?"
+    return suggest_nearest(name, PRESETS, listed_by="clustersim presets")
 
 
 @dataclass(frozen=True, slots=True)

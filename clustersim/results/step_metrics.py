@@ -267,7 +267,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def oom_suggestions(self) -> tuple[str, ...]:
-        """Changes that would make a scenario fit that does not; empty if it fits."""
+        """Changes that would make a scenario fit that does not, or not surely; empty if it surely fits."""
         return self.memory.suggestions
 
     # Uncertainty and notes
@@ -320,7 +320,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Settings that are legal but probably mistakes, and suggestions where the scenario does not fit."""
+        """Settings that are legal but probably mistakes, and suggestions where the scenario may not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
         conventions = flop_convention_warnings(self.hfu, self.mfu_causal, self.scenario.training.sequence)
         return (*self.scenario.warnings, *host, *conventions, *self.oom_suggestions)

@@ -241,6 +241,7 @@ class GapExplanation:
             "breakdown_s": result.breakdown.mean_seconds(),
             "causes": [cause.to_json() for cause in self.causes],
             "notes": list(self.notes),
+            "warnings": list(result.scenario.warnings),
         }
 
 

@@ -43,7 +43,7 @@ from clustersim.report.panels.verdict import nonzero_provenance
 from clustersim.report.placement_labels import describe_placement
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
-from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.terminal.table import build_table, plain_text, warning_lines
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.site_traffic import site_traffic
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
@@ -127,7 +127,7 @@ def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
 
 
 def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
-    yield from (plain_text(f"warning: {warning}", "yellow") for warning in result.scenario.warnings)
+    yield from warning_lines(result.scenario.warnings)
     yield from (plain_text(f"suggestion: {suggestion}", "cyan") for suggestion in result.oom_suggestions)
     yield plain_text(result.interval_description)
     if limitation_count := len(result.model_limitations):
@@ -153,7 +153,8 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
     not_tried = [case.description for case in what_ifs.skipped if case.addresses]
     if not_tried:
         names = "; ".join(not_tried)
-        yield plain_text(f"{tried} changes of settings tried; not tried (reasons: --json or the page): {names}", "dim")
+        changes = "1 change" if tried == 1 else f"{tried} changes"
+        yield plain_text(f"{changes} of settings tried; not tried (reasons: --json or the page): {names}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
