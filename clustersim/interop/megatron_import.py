@@ -55,7 +55,7 @@ _STATE_FORMAT_FLAGS: Final = {
     "megatron-fsdp-main-params-dtype": "master",
     "exp-avg-dtype": "moments",
 }
-"""Flags that state a format, and the key of `training.precision`; `auto` is the default."""
+"""Flags that state a format, and the key of `training.precision`; `auto` and `fp32` are the default."""
 _OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
 _SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
@@ -233,7 +233,8 @@ def _import_arguments(
         remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
         return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
-    return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
+    ignored = tuple(flag for flag in parsed.ignored_flags if flag.split()[0].lstrip("-") not in trainings.defaulted)
+    return ImportResult(mapping, ignored, (*parsed.assumptions, *absent, *trainings.notes))
 
 
 def _unread_files(trainings: ScriptTrainings) -> str:
@@ -485,7 +486,7 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
     state_formats = {
         key: format_name
         for name, key in _STATE_FORMAT_FLAGS.items()
-        if (format_name := parsed.text(name, "auto")) != "auto"
+        if (format_name := parsed.text(name, "auto")) not in ("auto", "fp32")
     }
     parsed.text("exp-avg-sq-dtype")
     gathers_fp8 = parsed.has("fp8-param-gather")

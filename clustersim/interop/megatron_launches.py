@@ -54,7 +54,8 @@ class ScriptTrainings:
     """The trainings of a script.
 
     files: contents of files that it writes; notes: sentences; is_table: whether the arguments are all that there are,
-    defaults included; model_keys: keys of the `model` section that no flag says.
+    defaults included; model_keys: keys of the `model` section that no flag says; defaulted: flags that the program's
+    own files state.
     """
 
     alternatives: tuple[LaunchedTraining, ...]
@@ -63,6 +64,7 @@ class ScriptTrainings:
     notes: tuple[str, ...] = ()
     is_table: bool = False
     model_keys: Mapping[str, Any] = field(default_factory=dict)
+    defaulted: frozenset[str] = frozenset()
 
 
 def find_trainings(
@@ -96,7 +98,11 @@ def yaml_trainings(text: str, source: str, context: ImportContext, kind: str) ->
     """The training of a YAML file of a kind (`megatron_yaml`)."""
     read = read_yaml_arguments(text, source, context, kind)
     return ScriptTrainings(
-        (LaunchedTraining(read.shell_words, read.processes, 1),), read.unknowns, model_keys=read.model_keys
+        (LaunchedTraining(read.shell_words, read.processes, 1),),
+        read.unknowns,
+        notes=read.remarks,
+        model_keys=read.model_keys,
+        defaulted=read.defaulted,
     )
 
 
