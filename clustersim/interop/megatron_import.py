@@ -15,7 +15,13 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
-from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG, MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_arguments import (
+    CP_KIND_BY_FLAG,
+    MegatronArguments,
+    group_by_flag,
+    has_no_effect,
+    is_irrelevant_flag,
+)
 from clustersim.interop.megatron_bridge import read_bridge_printout
 from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
@@ -85,7 +91,7 @@ def import_megatron(
     be expressed, and for scripts that start other programs, or several trainings that differ.
     """
     node_gpus = load_cluster(cluster).gpus_per_node
-    trainings = find_trainings(text, source, context, node_gpus, is_irrelevant_flag)
+    trainings = find_trainings(text, source, context, node_gpus, has_no_effect)
     return _import_trainings(trainings, source, cluster, gpu_count, context)
 
 
@@ -445,8 +451,9 @@ def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
     name = parsed.text("optimizer", "adam")
     if name not in _OPTIMIZERS:
         raise parsed.error("optimizer", f"{name!r} is not modelled; {', '.join(_OPTIMIZERS)} are")
+    is_8bit = parsed.has("use-bnb-optimizer") and name == "adam"  # of bigscience's fork
     if name not in ("muon", _SHARDED_MUON):
-        return None if name == "adam" else name
+        return "adam8bit" if is_8bit else None if name == "adam" else name
     defaults = OptimizerConfig()
     keys: dict[str, Any] = {
         "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),

@@ -1,7 +1,7 @@
 """What do the job files of torchtitan's earlier releases say?
 
 Releases of 2024 to July 2025 have the keys of v0.2.2 under other names, with the same meanings, and the same defaults
-where these concern the step. Reference: pytorch/torchtitan v0.1.0, torchtitan/config_manager.py, and that of October 2024.
+where these concern the step. Reference: pytorch/torchtitan v0.1.0 and of October 2024, config_manager.py.
 """
 
 from collections.abc import Mapping

@@ -18,10 +18,12 @@ from tree_sitter import Node
 
 from clustersim.common.errors import InputError
 from clustersim.common.files import read_first_text
+from clustersim.interop.shell.batch import batch_environment, batch_header, options_of
 from clustersim.interop.shell.conditions import ConditionEvaluator
 from clustersim.interop.shell.expansion import MAX_TEXT, Expander
 from clustersim.interop.shell.merging import merge_states
 from clustersim.interop.shell.patterns import matches_pattern
+from clustersim.interop.shell.placeholders import with_placeholders_as_holes
 from clustersim.interop.shell.pure_commands import quiet_pattern, run_pure
 from clustersim.interop.shell.scanning import raw_words, single_quoted_positions
 from clustersim.interop.shell.state import ShellState, Value, Variant
@@ -33,7 +35,10 @@ _MAX_SECONDS: Final = 5.0
 """Time to evaluate a script; launch scripts take a tenth of a second."""
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
+NO_VARIABLES: Final[Mapping[str, str]] = {}
+_BATCH: Final = "sbatch"
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+_SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 _READERS: Final = ("cat", "sed", "head", "tail", "wc", "cut")
 """Commands whose last word may be a file that they read."""
 _WRAPPERS: Final = (
@@ -115,7 +120,7 @@ def run_script(
         state.has_arguments = True
     interpreter = _Interpreter(run, state, source, directory)
     try:
-        interpreter.run_text(text)
+        interpreter.run_file(text)
     except (_Exit, _Return, _Loop):
         pass
     except RecursionError:
@@ -142,6 +147,12 @@ class _Interpreter:
         self._sink: list[str] | None = None
         self._stdin: str | None = None
         self._status: Truth = True
+
+    def run_file(self, text: str) -> None:
+        """Evaluate the statements of a file, in which values may be left to be filled in."""
+        visible, names = _with_variables(with_placeholders_as_holes(text, self._unknowns))
+        self._state.variables.update(names)
+        self.run_text(visible)
 
     def run_text(self, text: str) -> None:
         """Evaluate all statements of a text."""
@@ -679,16 +690,16 @@ class _Interpreter:
                 self._assign(name, index, value, appends=appends)
             return True
         hidden = {name: self._state.variables.get(name) for name, *_ in assigned}
-        exported = set(self._state.exported)
+        added = {*hidden} - self._state.exported
         for name, index, appends, value in assigned:
             self._assign(name, index, value, appends=appends)
-            self._state.exported.add(name)
+        self._state.exported |= added
         try:
             return self._called(shell_words, line)
         finally:
             for name, old in hidden.items():
                 self._state.variables[name] = old
-            self._state.exported = exported
+            self._state.exported -= added
 
     def _called(self, shell_words: list[str], line: int) -> Truth:
         name = shell_words[0]
@@ -784,17 +795,23 @@ class _Interpreter:
                 return self._shell(shell_words[:index], shell_words[index + 1 :])
             if re.search(r"\.py\b", word) and re.search(r"\s", word):
                 return self._nested_text(shell_words[:index], word, ())
-            if index and word.endswith((".sh", ".bash")) and posixpath.basename(shell_words[0]) in _WRAPPERS:
+            if index and word.endswith(_SCRIPTS) and posixpath.basename(shell_words[0]) in _WRAPPERS:
                 text = self._read(word)
-                return (
-                    None
-                    if text is None
-                    else self._nested_text(shell_words[:index], text, tuple(shell_words[index + 1 :]), word)
-                )
-        if shell_words[0].endswith((".sh", ".bash")):
+                return None if text is None else self._wrapped(shell_words, index, text)
+        if shell_words[0].endswith(_SCRIPTS):
             text = self._read(shell_words[0])
             return None if text is None else self._nested_text([], text, tuple(shell_words[1:]), shell_words[0])
         return None
+
+    def _wrapped(self, shell_words: Sequence[str], index: int, text: str) -> Truth:
+        """Run the script at an index of a command; a batch script has the options of its header."""
+        launcher, variables = shell_words[:index], dict[str, str]()
+        if posixpath.basename(shell_words[0]) == _BATCH:
+            options = {**batch_header(text), **dict(options_of(shell_words[1:index]))}
+            launcher = [_BATCH, *(f"--{name}={value}" for name, value in options.items())]
+            variables = batch_environment(options)
+        arguments = tuple(shell_words[index + 1 :])
+        return self._nested_text(launcher, text, arguments, shell_words[index], variables)
 
     def _shell(self, launcher: Sequence[str], shell_words: Sequence[str]) -> Truth | None:
         rest = list(shell_words)
@@ -810,8 +827,15 @@ class _Interpreter:
             return None
         return self._nested_text(launcher, text, tuple(rest[1:]), rest[0] if rest else "")
 
-    def _nested_text(self, launcher: Sequence[str], text: str, arguments: tuple[str, ...], name: str = "") -> Truth:
-        """Run text in a shell of its own, which has the exported variables."""
+    def _nested_text(
+        self,
+        launcher: Sequence[str],
+        text: str,
+        arguments: tuple[str, ...],
+        name: str = "",
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> Truth:
+        """Run text in a shell of its own, which has the exported variables and those that its launcher sets."""
         saved, source = self._launcher, self._source
         self._launcher = (*saved, *launcher)
         try:
@@ -819,6 +843,8 @@ class _Interpreter:
                 self._state.variables = {
                     key: value for key, value in self._state.variables.items() if key in self._state.exported
                 }
+                self._state.variables |= variables
+                self._state.exported |= {*variables}
                 self._state.functions = {}
                 self._state.positional, self._state.has_arguments = arguments, True
                 self._state.is_called = True
@@ -837,15 +863,7 @@ class _Interpreter:
             raise InputError(f"{self._source}: line {self._expander.line}: scripts call each other too deeply")
         offset = self._line_offset
         self._line_offset = self._expander.line
-        names: dict[str, str] = {}
-        quoted = set(single_quoted_positions(text)) if "\0" in text else set()
-
-        def named(match: re.Match[str]) -> str:
-            name = f"_hole_{match[1]}"
-            names[name] = match[0]
-            return f"'\"${{{name}}}\"'" if match.start() in quoted else f"${{{name}}}"
-
-        visible = re.sub("\0(\\d+)\\*?\0", named, text)
+        visible, names = _with_variables(with_placeholders_as_holes(text, self._unknowns))
         self._state.variables.update(names)
         try:
             self.run_text(visible)
@@ -1128,6 +1146,19 @@ class _Interpreter:
         "pwd": _pwd,
         "read": _read_variables,
     }  # fmt: skip
+
+
+def _with_variables(text: str) -> tuple[str, dict[str, str]]:
+    """A text with its holes as expansions of variables, and the values of these."""
+    names: dict[str, str] = {}
+    quoted = set(single_quoted_positions(text)) if "\0" in text else set()
+
+    def named(match: re.Match[str]) -> str:
+        name = f"_hole_{match[1]}"
+        names[name] = match[0]
+        return f"'\"${{{name}}}\"'" if match.start() in quoted else f"${{{name}}}"
+
+    return re.sub("\0(\\d+)\\*?\0", named, text), names
 
 
 def _without_quotes(text: str) -> str:
