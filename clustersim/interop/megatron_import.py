@@ -62,6 +62,9 @@ _STATE_FORMAT_FLAGS: Final = {
     "exp-avg-dtype": "moments",
 }
 """Flags that state a format, and the key of `training.precision`; `auto` and `fp32` are the default."""
+_DDP_IMPLS: Final = {"local": "local", "torch": "torch"}
+_TORCH_BUCKET: Final = "25 MiB"
+"""`bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel."""
 _OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
 _SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
@@ -320,6 +323,8 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
     if zero is not None:
         return zero.strategy
     parsed.has("overlap-param-gather")
+    if parsed.choice("DDP-impl", _DDP_IMPLS, "local") == "torch":  # of 2021
+        return {"ddp": {"bucket": _TORCH_BUCKET}}
     if parsed.has("use-torch-fsdp2"):
         keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
         return {"fsdp": {"reshard_after_forward": False}} if keeps_unsharded else "fsdp"

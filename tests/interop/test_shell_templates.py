@@ -58,3 +58,63 @@ def test_a_variable_of_one_command_is_exported_for_it_alone(tmp_path: Path) -> N
     (tmp_path / "inner.sh").write_text(f"{RUN} --tensor-model-parallel-size ${{TP:-1}}\n")
     assert imported("TP=4 bash inner.sh", tmp_path).mapping["layout"]["tp"] == 4
     assert "tp" not in imported("TP=4 true\nbash inner.sh", tmp_path).mapping["layout"]
+
+
+LOOPS = [
+    (
+        "for i in 1 2; do if [ -f $DATA ]; then break; fi; sleep 1; done\n{run} --tensor-model-parallel-size $((i*0+2))",
+        2,
+    ),
+    ("for i in 1 2; do [ -d x$i ] && continue; S=$i; done\n{run} --tensor-model-parallel-size 2 --seed $S", 2),
+    ("f() {{ if [ -d x ]; then return 0; else return 1; fi; }}\nf\n{run} --tensor-model-parallel-size 2", 2),
+    ("while true; do if [ -f x ]; then break; else break; fi; done\n{run} --tensor-model-parallel-size 2", 2),
+]
+
+
+@pytest.mark.parametrize(("script", "tp"), LOOPS)
+def test_loops_and_functions_that_conditions_may_end(script: str, tp: int) -> None:
+    assert imported(script.format(run=RUN)).mapping["layout"]["tp"] == tp
+
+
+ENDS = (
+    """
+for number in 1 2 3; do
+    if [ "$KIND" = first ]; then
+        TP=$number
+        if [ "$SIZE" = small ]; then
+            PP=1
+            break
+        fi
+        PP=2
+        continue
+    fi
+    TP=4
+done
+is_wide() { if [ "$KIND" = first ]; then return 1; fi; }
+if is_wide; then CP=2; else CP=1; fi
+"""
+    + f"{RUN} --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{PP:-1}} --context-parallel-size $CP"
+)
+
+
+@pytest.mark.parametrize(
+    ("definitions", "degrees"),
+    [
+        ({"KIND": "first", "SIZE": "small"}, (1, 1, 1)),
+        ({"KIND": "first", "SIZE": "large"}, (3, 2, 1)),
+        ({"KIND": "other", "SIZE": "small"}, (4, 1, 2)),
+    ],
+)
+def test_where_a_loop_ends_is_merged_by_all_conditions_that_lead_there(
+    definitions: dict[str, str], degrees: tuple[int, int, int]
+) -> None:
+    """Each outcome is one that bash would have; what the other condition decides is refused while it is not known."""
+    context = ImportContext(None, definitions)
+    layout = import_megatron(ENDS, "run", gpu_count=48, context=context).mapping["layout"]
+    assert tuple(layout.get(name, 1) for name in ("tp", "pp", "cp")) == degrees
+    one = {"KIND": definitions["KIND"]}
+    if definitions["KIND"] == "other":
+        assert import_megatron(ENDS, "run", gpu_count=48, context=ImportContext(None, one)).mapping["layout"] == layout
+    else:
+        with pytest.raises(InputError, match=r"\$SIZE = small"):
+            import_megatron(ENDS, "run", gpu_count=48, context=ImportContext(None, one))
