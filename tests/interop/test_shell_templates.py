@@ -62,7 +62,7 @@ def test_a_variable_of_one_command_is_exported_for_it_alone(tmp_path: Path) -> N
 
 LOOPS = [
     (
-        "for i in 1 2; do if [ -f $DATA ]; then break; fi; sleep 1; done\n{run} --tensor-model-parallel-size $((i*0+2))",
+        "for i in 1 2; do if [ -f $D ]; then break; fi; done\n{run} --tensor-model-parallel-size $((i*0+2))",
         2,
     ),
     ("for i in 1 2; do [ -d x$i ] && continue; S=$i; done\n{run} --tensor-model-parallel-size 2 --seed $S", 2),
