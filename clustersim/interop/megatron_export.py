@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import gcd
 from shlex import quote
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from clustersim.common.units import Bytes
 from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG
@@ -53,7 +51,7 @@ _LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
 
 def megatron_script(scenario: Scenario) -> str:
     """A script that launches the run with torchrun."""
-    lines = [line for group in _flag_groups(scenario) for line in _wrap_lines(map(_format_flag, group))]
+    lines = [line for group in flag_groups(scenario) for line in _wrap_lines(map(_format_flag, group))]
     gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
     command = (
         f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
@@ -62,22 +60,7 @@ def megatron_script(scenario: Scenario) -> str:
     return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
 
 
-def primus_experiment(scenario: Scenario) -> str:
-    """An experiment of AMD's Primus with the same arguments as overrides; how many nodes it runs on it does not say."""
-    flags = [flag for group in _flag_groups(scenario) for flag in group]
-    overrides = {flag[0].replace("-", "_"): _primus_value(flag[1:]) for flag in flags}
-    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "overrides": overrides}
-    content = {"exp_name": "clustersim", "modules": {"pre_trainer": trainer}}
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=_LINE_WIDTH)
-
-
-def _primus_value(values: Flag) -> Any:
-    """The values of a flag as one of YAML: true for none, a list for several."""
-    plain = [int(value) if value.isdecimal() else value for value in values]
-    return True if not plain else plain[0] if len(plain) == 1 else plain
-
-
-def _flag_groups(scenario: Scenario) -> tuple[Iterable[Flag], ...]:
+def flag_groups(scenario: Scenario) -> tuple[Iterable[Flag], ...]:
     """The arguments of the model, of the layout, and of the training."""
     return (
         _model_flags(scenario.model, scenario),

@@ -15,7 +15,13 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
-from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG, MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_arguments import (
+    CP_KIND_BY_FLAG,
+    MegatronArguments,
+    group_by_flag,
+    has_no_effect,
+    is_irrelevant_flag,
+)
 from clustersim.interop.megatron_bridge import read_bridge_printout
 from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
@@ -55,7 +61,10 @@ _STATE_FORMAT_FLAGS: Final = {
     "megatron-fsdp-main-params-dtype": "master",
     "exp-avg-dtype": "moments",
 }
-"""Flags that state a format, and the key of `training.precision`; `auto` is the default."""
+"""Flags that state a format, and the key of `training.precision`; `auto` and `fp32` are the default."""
+_DDP_IMPLS: Final = {"local": "local", "torch": "torch"}
+_TORCH_BUCKET: Final = "25 MiB"
+"""`bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel."""
 _OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
 _SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
@@ -85,7 +94,7 @@ def import_megatron(
     be expressed, and for scripts that start other programs, or several trainings that differ.
     """
     node_gpus = load_cluster(cluster).gpus_per_node
-    trainings = find_trainings(text, source, context, node_gpus, is_irrelevant_flag)
+    trainings = find_trainings(text, source, context, node_gpus, has_no_effect)
     return _import_trainings(trainings, source, cluster, gpu_count, context)
 
 
@@ -233,7 +242,8 @@ def _import_arguments(
         remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
         return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
-    return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
+    ignored = tuple(flag for flag in parsed.ignored_flags if flag.split()[0].lstrip("-") not in trainings.defaulted)
+    return ImportResult(mapping, ignored, (*parsed.assumptions, *absent, *trainings.notes))
 
 
 def _unread_files(trainings: ScriptTrainings) -> str:
@@ -322,6 +332,8 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
     if zero is not None:
         return zero.strategy
     parsed.has("overlap-param-gather")
+    if parsed.choice("DDP-impl", _DDP_IMPLS, "local") == "torch":  # of 2021
+        return {"ddp": {"bucket": _TORCH_BUCKET}}
     if parsed.has("use-torch-fsdp2"):
         keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
         return {"fsdp": {"reshard_after_forward": False}} if keeps_unsharded else "fsdp"
@@ -453,8 +465,9 @@ def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
     name = parsed.text("optimizer", "adam")
     if name not in _OPTIMIZERS:
         raise parsed.error("optimizer", f"{name!r} is not modelled; {', '.join(_OPTIMIZERS)} are")
+    is_8bit = parsed.has("use-bnb-optimizer") and name == "adam"  # of bigscience's fork
     if name not in ("muon", _SHARDED_MUON):
-        return None if name == "adam" else name
+        return "adam8bit" if is_8bit else None if name == "adam" else name
     defaults = OptimizerConfig()
     keys: dict[str, Any] = {
         "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),
@@ -494,7 +507,7 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
     state_formats = {
         key: format_name
         for name, key in _STATE_FORMAT_FLAGS.items()
-        if (format_name := parsed.text(name, "auto")) != "auto"
+        if (format_name := parsed.text(name, "auto")) not in ("auto", "fp32")
     }
     parsed.text("exp-avg-sq-dtype")
     gathers_fp8 = parsed.has("fp8-param-gather")

@@ -26,6 +26,7 @@ _POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi"
 """Names of bigscience's fork of Megatron-LM."""
 _NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 """Names of Megatron-DeepSpeed."""
+_TOKENIZER_PATHS: Final = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "tokenizer-file")
 _SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
 
@@ -50,6 +51,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     rotary_percent = parsed.real_number("rotary-percent", 1.0)
     if positions == "none":
         positions, rotary_percent = "rotary", 0.0
+    parsed.unchecked("max-position-embeddings")
     model: dict[str, Any] = {
         "name": parsed.source,
         "layers": parsed.required_integer("num-layers"),
@@ -119,25 +121,36 @@ def _tokenizer_of_type(name: str, extra: int) -> _Tokenizer | None:
 
 
 def _known_tokenizer(parsed: MegatronArguments, extra: int) -> _Tokenizer:
-    """The tokenizer by its type, or by its name or path; raises InputError for one that is not known."""
+    """The tokenizer by its name or path, else by its type; raises InputError for one that is not known."""
     table = _tokenizer_table()
     types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
     given = [value[0] for value in types if value]
     is_bpe = {"vocab-file", "merge-file"} <= {*parsed.arguments}  # BERT's has no merges
     given += ["GPT2BPETokenizer"] if is_bpe and not given else []
-    for name in given:
-        if (tokenizer := _tokenizer_of_type(name, extra)) is not None:
-            return tokenizer
-    for flag in ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path"):
-        for path in parsed.arguments.get(flag, ())[:1]:
-            entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
-            if entry is not None:
-                return _Tokenizer(parsed.shown(path), entry["entries"])
-    shown = parsed.shown(given[0]) if given else "none"
+    paths = [parsed.arguments.get(flag, ())[:1] for flag in _TOKENIZER_PATHS]
+    named = [path[0] for path in paths if path]
+    of_type = next((one for name in given if (one := _tokenizer_of_type(name, extra)) is not None), None)
+    if of_type is not None and (of_type.is_padded or extra):
+        return of_type
+    for path in named:
+        entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
+        if entry is not None:
+            return _Tokenizer(parsed.shown(path), entry["entries"])
+    if of_type is not None and all(map(_says_nothing, named)):
+        return of_type
+    shown = parsed.shown(" ".join([*given[:1], *named[:1]])) or "none"
     raise InputError(
         f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({shown}); add "
         "--vocab-size, such as --vocab-size 128256, or give --set model.vocab=128256"
     )
+
+
+def _says_nothing(path: str) -> bool:
+    """Whether a tokenizer's path names no tokenizer, so that its type's own is meant."""
+    name = path.rstrip("/").rpartition("/")[2]
+    is_plain = re.fullmatch(r"(tokenizer|spm|sentencepiece)?(\.(model|json))?", name.casefold())
+    is_llama = re.search(r"(?<!code)(?<!tiny)llama(?![-_]?[34])", name.casefold())
+    return "\0" in name or is_plain is not None or is_llama is not None
 
 
 @cache

@@ -390,7 +390,7 @@ def test_parameters_that_are_not_given_stay_unknown() -> None:
         imported(script, arg5="2")
     read = mapping(script, arg5="2", arg2="4")
     assert (read["layout"]["tp"], read["layout"]["pp"]) == (2, 4)
-    with pytest.raises(InputError, match=r"--define 5=VALUE; \$2 is not, either"):
+    with pytest.raises(InputError, match=r"--define 5=VALUE, --define 2=VALUE \(--pipeline-model-parallel-size\)"):
         imported(script)
 
 
