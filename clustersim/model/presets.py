@@ -18,6 +18,7 @@ from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
 from clustersim.model.preset_moe import MOE_PRESETS
+from clustersim.model.published_models import published_models
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
 
@@ -27,12 +28,21 @@ def load_preset(name: str) -> TransformerModel:
     >>> load_preset("llama3-8b").hidden
     4096
     """
-    if name not in PRESETS:
-        preset = similar_preset(name, PRESETS)
-        hint = describe_model_name(name, PRESETS) or (f"did you mean {preset}?" if preset else None)
-        nearest = hint or suggest_nearest(name, PRESETS, listed_by="clustersim presets")
-        raise InputError(f"there is no model {name!r}; {nearest}")
-    return PRESETS[name].model
+    if name in PRESETS:
+        return PRESETS[name].model
+    published = published_models()
+    if name in published:
+        return published[name].preset.model
+    names = (*PRESETS, *published)
+    preset = similar_preset(name, names)
+    hint = describe_model_name(name, names) or (f"did you mean {preset}?" if preset else None)
+    nearest = hint or suggest_nearest(name, names, listed_by="clustersim presets")
+    raise InputError(f"there is no model {name!r}; {nearest}")
+
+
+def all_presets() -> Mapping[str, ModelPreset]:
+    """Every model that can be named: those in the code and those of the packaged files."""
+    return {**PRESETS, **{name: model.preset for name, model in published_models().items()}}
 
 
 @dataclass(frozen=True, slots=True)
