@@ -193,7 +193,7 @@ def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
     microbatch = settings.integer("micro_batch_size", "per_device_train_batch_size", default=8)
     accumulation = settings.integer("gradient_accumulation_steps", default=1)
     names = ("sequence_len", "cutoff_len", "max_seq_length", "max_length", "model_max_length", "block_size")
-    sequence = settings.integer(*names, default=2048 if "cutoff_len" in settings.values else None)
+    sequence = settings.integer(*names, default=_default_sequence(settings))
     if not settings.flag("sample_packing", "packing"):
         settings.remarks.append(
             f"every sequence has {sequence} tokens, as samples are not packed: shorter ones are faster"
@@ -217,6 +217,13 @@ def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
         training["lora"] = lora
     optimizer = _optimizer(settings, has_adapters=lora is not None)
     return training if optimizer == "adam" else training | {"optimizer": optimizer}
+
+
+def _default_sequence(settings: _Settings) -> int | None:
+    """The sequence that a program has by default; None: it has none."""
+    if "base_model" in settings.values:
+        return 512
+    return 2048 if "finetuning_type" in settings.values else None
 
 
 def _checkpoints(settings: _Settings) -> bool:

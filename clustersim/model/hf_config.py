@@ -1,10 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
 Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`, `hf_renamed`), the
-GPT family (`hf_gpt`, `hf_gpt_like`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`), hybrids with linear
-attention or state spaces (`hf_hybrid`) and these alone (`hf_state_space`), MoE models (`hf_moe`) among them. Of multimodal models the text model is
-read (`hf_wrapped`). Dimensions have no defaults except where a family's released files omit them. Other families are
-refused, those that are known with the layer that is missing (`hf_missing`).
+GPT family (`hf_gpt`, `hf_gpt_like`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`), hybrids with
+linear attention or state spaces (`hf_hybrid`) and these alone (`hf_state_space`), MoE models (`hf_moe`) among them. Of
+multimodal models the text model is read (`hf_wrapped`). Dimensions have no defaults except where a family's released
+files omit them. Other families are refused, those that are known with the layer that is missing (`hf_missing`).
 """
 
 import os

@@ -1,5 +1,4 @@
-"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2,
-GLM-4.7-Flash), and MiniCPM 3.
+"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2), and MiniCPM 3.
 
 Multi-token prediction layers (`num_nextn_predict_layers`) are not among the `num_hidden_layers`;
 transformers builds none, Megatron Bridge as many as the file says. Reference: transformers,

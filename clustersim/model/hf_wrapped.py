@@ -38,8 +38,22 @@ TEXT_FAMILIES: Final[Mapping[str, str | None]] = MappingProxyType(
         "qwen3_omni_moe": "qwen3_moe",
         "deepseek_vl_v2": "deepseek_v2",
         **dict.fromkeys(
-            ("llava_next", "llava_next_video", "llava_onevision", "vipllava", "video_llava", "idefics3", "smolvlm",
-             "paligemma", "aya_vision", "kimi_vl", "qwen2_audio", "voxtral", "pixtral", "got_ocr2"),
+            (
+                "llava_next",
+                "llava_next_video",
+                "llava_onevision",
+                "vipllava",
+                "video_llava",
+                "idefics3",
+                "smolvlm",
+                "paligemma",
+                "aya_vision",
+                "kimi_vl",
+                "qwen2_audio",
+                "voxtral",
+                "pixtral",
+                "got_ocr2",
+            ),
         ),
     }
 )
