@@ -1,4 +1,4 @@
-"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2, GLM-4.7-Flash).
+"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2), and MiniCPM 3.
 
 Multi-token prediction layers (`num_nextn_predict_layers`) are not among the `num_hidden_layers`;
 transformers builds none, Megatron Bridge as many as the file says. Reference: transformers,
@@ -13,7 +13,7 @@ from typing import Final
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
-from clustersim.model.layer_stack import LayerSpec, stack_layers
+from clustersim.model.layer_stack import DenseMlp, LayerGroup, LayerSpec, MlpType, stack_layers
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
 MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
@@ -39,6 +39,28 @@ def read_mla_model(config: HfConfig) -> TransformerModel:
         tied_embeddings=config.boolean("tie_word_embeddings", default=False),
         linear_bias=False,
         mtp_layers=config.mtp_layer_count,
+    )
+
+
+def read_minicpm3(config: HfConfig) -> TransformerModel:
+    """Read a MiniCPM 3 configuration: latent attention, whose values are hidden / heads wide, and dense MLPs."""
+    config.require_value("attention_bias", False, default=False)
+    hidden, heads = config.positive_int("hidden_size"), config.positive_int("num_attention_heads")
+    config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
+    spec = LayerSpec(
+        _read_attention(config.with_values(v_head_dim=config.positive_int("v_head_dim", hidden // heads))),
+        DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU),
+    )
+    return TransformerModel(
+        name=config.name,
+        stack=(LayerGroup(spec, config.positive_int("num_hidden_layers")),),
+        hidden=hidden,
+        vocab=config.positive_int("vocab_size"),
+        max_positions=config.positive_int("max_position_embeddings"),
+        norm=Norm.RMSNORM,
+        positions=PositionEncoding.ROTARY,
+        tied_embeddings=config.boolean("tie_word_embeddings", default=True),
+        linear_bias=False,
     )
 
 
