@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from calibrate.fit.attention import fit_attention, fit_low_precision_speedup
+from calibrate.fit.attention import fit_attention, fit_low_precision_speedup, fit_unequal_heads
 from calibrate.fit.attention_libraries import attention_lines, derived_attention_libraries, fit_attention_libraries
 from calibrate.fit.collective_quality import collective_fit_quality
 from calibrate.fit.fit_quality import (
@@ -39,15 +39,15 @@ from calibrate.fit.low_precision_formats import (
     fit_low_precision_formats,
     with_substitute_shares,
 )
-from calibrate.fit.matmul_constants import fit_matmul, matmul_seconds
+from calibrate.fit.matmul_constants import MatmulMeasurement, fit_matmul, matmul_seconds
 from calibrate.fit.published_kernels import (
     AttentionSample,
     GroupedGemmSample,
-    MatmulSample,
     attention_samples,
     best_matmul_rates,
     grouped_gemm_samples,
     matmul_samples,
+    matmul_set_samples,
     measured_bandwidths,
 )
 from calibrate.fit.published_records import write_records
@@ -56,7 +56,7 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import GroupedGemmEfficiency, KernelEfficiency
+from clustersim.hardware.efficiency import AttentionEfficiency, GroupedGemmEfficiency, KernelEfficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,8 @@ OPERATOR_BOARDS: Final = {
     "a100-sxm-80gb": ("a100-pcie-80gb", "a100-sxm-80gb"),
     "h100-sxm-80gb": ("h200-sxm-141gb", "h200-sxm-141gb"),
     "b200-sxm-180gb": ("b200-sxm-180gb", "b200-sxm-180gb"),
+    "mi300x": ("mi300x", "mi300x"),
+    "mi355x": ("mi355x", "mi355x"),
 }
 """Boards of an accelerator's chip: on which operators of a step were measured, and whose mean they are relative to."""
 
@@ -99,7 +101,10 @@ TARGETS: Final = (
     FitTarget("h100-sxm-80gb", same_chip_accelerators=("h800-sxm-80gb",)),
     FitTarget("a100-pcie-80gb", latency_source="a100-sxm-80gb", same_chip_accelerators=("a100-sxm-80gb",)),
     FitTarget("b200-sxm-180gb", latency_source="h100-sxm-80gb", equal_source_weights=True),
+    FitTarget("mi300x", latency_source="h100-sxm-80gb", equal_source_weights=True),
 )
+UNEQUAL_HEAD_TARGETS: Final = ("mi300x",)
+"""Accelerators whose attention is by another kernel where heads of keys and values differ in size."""
 DERIVED_ACCELERATORS: Final = (
     DerivedAccelerator("a100-sxm-40gb", "a100-sxm-80gb"),
     DerivedAccelerator("v100-sxm-32gb", "a100-sxm-80gb"),
@@ -110,16 +115,18 @@ DERIVED_ACCELERATORS: Final = (
     DerivedAccelerator("gb200", "b200-sxm-180gb"),
     DerivedAccelerator("b300-sxm-288gb", "b200-sxm-180gb"),
     DerivedAccelerator("gb300", "b200-sxm-180gb", low_precision_sibling="b300-sxm-288gb"),
-    DerivedAccelerator("mi300x", "h100-sxm-80gb"),
-    DerivedAccelerator("mi325x", "h100-sxm-80gb", low_precision_sibling="mi300x"),
-    DerivedAccelerator("mi355x", "h100-sxm-80gb"),
+    DerivedAccelerator("mi325x", "mi300x"),
+    DerivedAccelerator("mi355x", "mi300x"),
 )
 
 
 # Accelerators whose grouped matmuls are fitted; the first has host-bound ones, whose host call time the others take.
-GROUPED_GEMM_TARGETS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
+GROUPED_GEMM_TARGETS: Final = ("b200-sxm-180gb", "a100-pcie-80gb", "mi355x", "mi300x")
 # Sibling for grouped matmuls of an accelerator without samples: same architecture, else the next older one.
-GROUPED_GEMM_SOURCES: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
+GROUPED_GEMM_SOURCES: Final = {
+    **{"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"},
+    "mi300x": "mi355x",  # of which none is published that runs one matmul per expert
+}
 
 
 # Sibling for low-precision attention of an accelerator without samples: the same chip on another board.
@@ -152,7 +159,13 @@ def _fit_grouped_gemm(
     fitted: dict[str, GroupedGemmEfficiency] = {}
     all_evaluations, call_seconds = list(evaluations), None
     for name in (target_name for target_name in GROUPED_GEMM_TARGETS if target_name in efficiencies):
-        accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
+        source = GROUPED_GEMM_SOURCES.get(name, "")
+        grouped = (
+            _scale_shares(fitted[source], efficiencies[source], efficiencies[name]) if source in fitted else None
+        )
+        accelerator = replace(
+            load_accelerator(name), efficiency=replace(efficiencies[name], grouped_gemm=grouped)
+        )
         fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
         all_evaluations.extend(evaluated)
         call_seconds = fitted[name].host_launch
@@ -221,8 +234,10 @@ def _fit_high_precision_experts(
         [sample for sample in samples if sample.is_streamed],
         [sample for sample in samples if not sample.is_streamed],
     )
-    constants, optimum = fit_streamed_gemm(accelerator, streamed, call_seconds)
-    evaluations = [KernelFitEvaluation(accelerator.name, "experts on streams", streamed, optimum)]
+    constants, evaluations = accelerator.efficiency.expert_matmul, []
+    if streamed:
+        constants, optimum = fit_streamed_gemm(accelerator, streamed, call_seconds)
+        evaluations = [KernelFitEvaluation(accelerator.name, "experts on streams", streamed, optimum)]
     if not single_kernel:
         return constants, evaluations
     constants_with_share, optimum = fit_kernel_share(
@@ -269,7 +284,7 @@ def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Ac
 def _fit_attention(
     accelerator: Accelerator, samples: Sequence[AttentionSample], *, equal_source_weights: bool = False
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
+    unscaled, unequal = _split_by_heads(accelerator.name, samples)
     forward = [sample for sample in unscaled if not sample.backward]
     backward = [sample for sample in unscaled if sample.backward]
     forward_constants, forward_optimum = fit_attention(
@@ -282,13 +297,51 @@ def _fit_attention(
         KernelFitEvaluation(accelerator.name, "attention forward", forward, forward_optimum),
         KernelFitEvaluation(accelerator.name, "attention backward", backward, backward_optimum),
     ]
-    fitted = _with_constants(accelerator, attention_forward=forward_constants, attention_backward=backward_constants)
+    fitted = _with_constants(
+        accelerator,
+        attention_forward=_with_unequal_heads(forward_constants, accelerator.efficiency.attention_forward),
+        attention_backward=_with_unequal_heads(backward_constants, accelerator.efficiency.attention_backward),
+    )
+    if unequal:
+        fitted, evaluated = _fit_unequal_heads(fitted, unequal)
+        evaluations.extend(evaluated)
     for dtype in LOW_PRECISION_DTYPES:
         format_samples = [sample for sample in samples if sample.dtype is dtype]
         if format_samples:
             fitted, evaluated = _fit_low_precision_attention(fitted, format_samples)
             evaluations.extend(evaluated)
     return fitted, evaluations
+
+
+def _split_by_heads(
+    name: str, samples: Sequence[AttentionSample]
+) -> tuple[list[AttentionSample], list[AttentionSample]]:
+    """Samples in unscaled formats, and those of them whose own constant is their heads' (`UNEQUAL_HEAD_TARGETS`)."""
+    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
+    if name not in UNEQUAL_HEAD_TARGETS:
+        return unscaled, []
+    unequal = [sample for sample in unscaled if sample.shape.head_dim != sample.shape.value_head_dim]
+    return [sample for sample in unscaled if sample not in unequal], unequal
+
+
+def _with_unequal_heads(fitted: AttentionEfficiency, former: AttentionEfficiency) -> AttentionEfficiency:
+    return replace(fitted, unequal_head_ratio=former.unequal_head_ratio)
+
+
+def _fit_unequal_heads(
+    accelerator: Accelerator, samples: Sequence[AttentionSample]
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    """Fit the rate of attention whose heads of keys and values differ in size, in both directions."""
+    constants, evaluations = {}, []
+    for direction, backward in (("forward", False), ("backward", True)):
+        name = f"attention_{direction}"
+        direction_samples = [sample for sample in samples if sample.backward is backward]
+        constants[name], optimum = fit_unequal_heads(
+            accelerator, direction_samples, getattr(accelerator.efficiency, name)
+        )
+        kind = f"attention {direction}, unequal heads"
+        evaluations.append(KernelFitEvaluation(accelerator.name, kind, direction_samples, optimum))
+    return _with_constants(accelerator, **constants), evaluations
 
 
 def _fit_low_precision_attention(
@@ -374,7 +427,7 @@ def _derive_from_sibling(
         attention_backward=backward,
         attention_libraries=derived_attention_libraries(accelerator.efficiency, sibling, dense),
         memory_bandwidth_fraction=_memory_share(derivation.name, sibling),
-        operator_bandwidth_ratio=sibling.operator_bandwidth_ratio,
+        operator_bandwidth_ratio=_operator_ratio(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
     return derived, _sibling_reference(derived, derivation.low_precision_sibling or derivation.sibling, efficiencies)
@@ -416,10 +469,11 @@ def _fit_derived(
     return accelerator, evaluations
 
 
-def _unscaled_matmuls(name: str) -> list[MatmulSample]:
+def _unscaled_matmuls(name: str) -> list[MatmulMeasurement]:
     """An accelerator's matmul samples in unscaled formats."""
+    samples: list[MatmulMeasurement] = [*matmul_samples(), *matmul_set_samples()]
     return [
-        sample for sample in matmul_samples() if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
+        sample for sample in samples if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
     ]
 
 
@@ -442,10 +496,10 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     return round(share, SHARE_DIGITS)
 
 
-def _operator_ratio(name: str) -> float:
+def _operator_ratio(name: str, sibling: KernelEfficiency | None = None) -> float:
     """Bandwidth of memory-bound operators in training relative to the mean of what was measured on the chip."""
     if name not in OPERATOR_BOARDS:
-        return 1.0
+        return 1.0 if sibling is None else sibling.operator_bandwidth_ratio
     operators, measured = OPERATOR_BOARDS[name]
     bandwidth = measured_bandwidths(operators)[TRAINING_OPERATORS]
     share = bandwidth / load_accelerator(operators).memory_bandwidth
