@@ -88,8 +88,9 @@ class OperandCasts:
     needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
     quantized operands; scales_gradients: both gradients of a linear layer are multiplied by their scales in kernels
     of their own, behind matmuls without scales; saves_quantized_inputs: inputs are saved quantized although they are
-    cast again in backward, as a compiler decides which of the two it keeps; eager: casts run operation by operation, so that projections which
-    the model counts as one matrix cast the same input each, and a checkpoint casts again what its saved matmuls read.
+    cast again in backward, as a compiler decides which of the two it keeps; eager: casts run operation by
+    operation, so that projections which the model counts as one matrix cast the same input each, and a checkpoint
+    casts again what its saved matmuls read.
     """
 
     input: OperandCast

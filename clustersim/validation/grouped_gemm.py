@@ -2,9 +2,9 @@
 
 A row states the tokens per expert (`m`; for `6mnk` rates, of all experts) and the weights' sizes `n` x `k`
 (outputs, inputs), whatever its direction. PyTorch's grouped GEMM is one kernel for all experts, as are Composable
-Kernel's and Triton's on AMD's GPUs; the others are one library GEMM per expert: Transformer Engine's, grouped_gemm's. A weight gradient is accumulated, in FP32 unless
-`dtype` says otherwise; that of PyTorch's autograd is written. DeepGEMM's is one kernel, of forward where no
-direction is stated.
+Kernel's and Triton's on AMD's GPUs; the others are one library GEMM per expert: Transformer Engine's,
+grouped_gemm's. A weight gradient is accumulated, in FP32 unless `dtype` says otherwise; that of PyTorch's autograd
+is written. DeepGEMM's is one kernel, of forward where no direction is stated.
 
 torchao rows that were timed with quantization cast both operands of each of the three GEMMs separately
 (pytorch/ao, torchao/prototype/moe_training/README.md, "MXFP8 Kernel Breakdown by Pass"); rearranging the

@@ -1,9 +1,9 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one MoE layer (`moe_layer_benchmark`), one matmul or its gradients, the matmuls of a layer's linear layers (with a
-recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel, one
-grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one, or the
-one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
+A row is one MoE layer (`moe_layer_benchmark`), one matmul or its gradients, the matmuls of a layer's linear
+layers (with a recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention
+kernel, one grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one,
+or the one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
 accelerator's roofline model (`cost.roofline`), of attention that of the library that was timed. The best shape
 found by a search is an upper bound and is skipped.
 """
@@ -149,7 +149,9 @@ def _gradient_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:
     """The matmuls of the gradients of a linear layer's input and weights, as autograd runs them."""
     m, n, k = (case.positive_int(column) for column in ("m", "n", "k"))
     return tuple(
-        _matmul(ValidationCase({**case.cells, "layout": layout}, case.line_number), *_MNK_BY_DIRECTION[direction](m, n, k))
+        _matmul(
+            ValidationCase({**case.cells, "layout": layout}, case.line_number), *_MNK_BY_DIRECTION[direction](m, n, k)
+        )
         for direction, layout in (("dgrad", "NN"), ("wgrad", "NT"))
     )
 

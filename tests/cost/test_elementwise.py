@@ -52,9 +52,7 @@ def seconds(events: Sequence[dict[str, Any]]) -> float:
 def predicted(spec: MemoryBoundSpec, rows: int, width: int, *, backward: bool = False) -> float:
     shape = spec.shape_for(rows, width)
     (kernel,) = (
-        spec.backward_kernels("op", DType.BF16, shape)
-        if backward
-        else (spec.forward_kernel("op", DType.BF16, shape),)
+        spec.backward_kernels("op", DType.BF16, shape) if backward else (spec.forward_kernel("op", DType.BF16, shape),)
     )
     return Roofline(H200).time_kernel(kernel).seconds
 
@@ -68,7 +66,7 @@ def rotary_events() -> Sequence[dict[str, Any]]:
 
 
 def test_rotary_embedding_is_five_unvectorized_kernels() -> None:
-    """x cos + (-x2, x1) sin: a product, half a negation, a concatenation, a product, a sum; of queries and of keys."""
+    """X cos + (-x2, x1) sin: a product, half a negation, a concatenation, a product, a sum; of queries and of keys."""
     events = rotary_events()
     assert len(events) == 2 * 5
     assert all(any(name in event["name"] for name in UNVECTORIZED) for event in events)
@@ -79,7 +77,9 @@ def test_rotary_embedding_is_five_unvectorized_kernels() -> None:
 def test_the_norm_of_the_profile() -> None:
     """RMSNorm of forward runs between the embedding's lookup and the first product, with the tables of positions."""
     events = [event for event in between("vectorized_gather_kernel", "TNT") if event["dur"] > 30.0]
-    unvectorized = [event for event in events if any(event["name"].startswith(f"void at::native::{name}") for name in UNVECTORIZED)]
+    unvectorized = [
+        event for event in events if any(event["name"].startswith(f"void at::native::{name}") for name in UNVECTORIZED)
+    ]
     assert (len(events), len(unvectorized)) == (6, 3)
     norm = predicted(memory_bound.norm_spec(Norm.RMSNORM, fused=False), TOKENS, HIDDEN)
     assert norm == pytest.approx(seconds(events), rel=0.12)

@@ -47,7 +47,7 @@ def test_key_value_heads_are_replicated_if_fewer_than_tp() -> None:
 
 
 def accumulate_bytes(microbatches: int, overheads: Overheads, gradients: DType = DType.BF16) -> float:
-    """Bytes that one layer moves to accumulate its weight gradients, in the format that its products have or in FP32."""
+    """Bytes that one layer moves to accumulate its weight gradients, in its products' format or in FP32."""
     recipe = mixed_precision(gradients=gradients)
     built = plan(Layout(), Training(1024, microbatches, recipe=recipe, overheads=overheads))
     (spec,) = built.model.distinct_specs
@@ -62,7 +62,8 @@ def accumulate_bytes(microbatches: int, overheads: Overheads, gradients: DType =
 def test_autograd_adds_nothing_to_the_only_gradient() -> None:
     """Its format or a conversion: a gradient of two bytes becomes the sum, or is rewritten in FP32 (2 + 4).
 
-    With two microbatches each is added, 2 read and the sum read and written, and so is the only one to a buffer of zeros.
+    With two microbatches each is added, 2 read and the sum read and written, and so is the only one to a buffer of
+    zeros.
     """
     added = Overheads(accumulation=Accumulation.ADDED)
     weights = 4096 * (4096 + 2 * 1024) + 4096 * 4096 + 3 * 4096 * 14336

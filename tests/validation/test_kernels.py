@@ -181,7 +181,7 @@ def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
 
 
 def test_backward_of_a_matmul_is_the_gradients_of_both_operands(tmp_path: Path) -> None:
-    """dX [m, k] = dC [m, n] W [n, k] and dW [n, k] = dC^T [n, m] X [m, k]: 4mnk FLOP, operands read once for each."""
+    """Gradients dX [m, k] = dC [m, n] W [n, k] and dW [n, k] = dC^T [n, m] X [m, k]: 4mnk FLOP, operands read twice."""
     sizes = {"m": "4096", "n": "2048", "k": "1024"}
     row = GEMM | sizes | {"direction": "bwd", "layout": "", "time_us": "", "tflops": "500", "flop_convention": "4mnk"}
     (case,) = read_kernels(write_table(tmp_path / "t.csv", row))
