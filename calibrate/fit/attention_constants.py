@@ -14,19 +14,18 @@ from calibrate.fit.fit_state import with_constants
 from calibrate.fit.published_kernels import AttentionSample
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import AttentionEfficiency
 
 UNEQUAL_HEAD_TARGETS: Final = ("mi300x",)
-"""Accelerators whose attention is by another kernel where heads of keys and values differ in size."""
+"""Accelerators whose backward is another kernel where heads of keys and values differ in size."""
 
 
 def fit_attention_constants(
     accelerator: Accelerator, samples: Sequence[AttentionSample], *, equal_source_weights: bool = False
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     """Fit attention in unscaled formats, of unequal heads by itself where it is another kernel, and in others."""
-    unscaled, unequal = _split_by_heads(accelerator.name, samples)
+    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
     forward = [sample for sample in unscaled if not sample.backward]
-    backward = [sample for sample in unscaled if sample.backward]
+    backward, unequal = _split_by_heads(accelerator.name, [sample for sample in unscaled if sample.backward])
     forward_constants, forward_optimum = fit_attention(
         accelerator, forward, 1.0, equal_source_weights=equal_source_weights
     )
@@ -37,14 +36,16 @@ def fit_attention_constants(
         KernelFitEvaluation(accelerator.name, "attention forward", forward, forward_optimum),
         KernelFitEvaluation(accelerator.name, "attention backward", backward, backward_optimum),
     ]
-    fitted = with_constants(
-        accelerator,
-        attention_forward=_with_unequal_heads(forward_constants, accelerator.efficiency.attention_forward),
-        attention_backward=_with_unequal_heads(backward_constants, accelerator.efficiency.attention_backward),
-    )
     if unequal:
-        fitted, evaluated = _fit_unequal_heads(fitted, unequal)
-        evaluations.extend(evaluated)
+        backward_constants, unequal_optimum = fit_unequal_heads(accelerator, unequal, backward_constants)
+        evaluations.append(
+            KernelFitEvaluation(accelerator.name, "attention backward, unequal heads", unequal, unequal_optimum)
+        )
+    else:
+        backward_constants = replace(
+            backward_constants, unequal_head_ratio=accelerator.efficiency.attention_backward.unequal_head_ratio
+        )
+    fitted = with_constants(accelerator, attention_forward=forward_constants, attention_backward=backward_constants)
     for dtype in LOW_PRECISION_DTYPES:
         format_samples = [sample for sample in samples if sample.dtype is dtype]
         if format_samples:
@@ -56,32 +57,11 @@ def fit_attention_constants(
 def _split_by_heads(
     name: str, samples: Sequence[AttentionSample]
 ) -> tuple[list[AttentionSample], list[AttentionSample]]:
-    """Samples in unscaled formats, and those of them whose own constant is their heads' (`UNEQUAL_HEAD_TARGETS`)."""
-    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
+    """Samples of backward by equal heads, and by unequal ones where that is another kernel."""
     if name not in UNEQUAL_HEAD_TARGETS:
-        return unscaled, []
-    unequal = [sample for sample in unscaled if sample.shape.head_dim != sample.shape.value_head_dim]
-    return [sample for sample in unscaled if sample not in unequal], unequal
-
-
-def _with_unequal_heads(fitted: AttentionEfficiency, former: AttentionEfficiency) -> AttentionEfficiency:
-    return replace(fitted, unequal_head_ratio=former.unequal_head_ratio)
-
-
-def _fit_unequal_heads(
-    accelerator: Accelerator, samples: Sequence[AttentionSample]
-) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    """Fit the rate of attention whose heads of keys and values differ in size, in both directions."""
-    constants, evaluations = {}, []
-    for direction, backward in (("forward", False), ("backward", True)):
-        name = f"attention_{direction}"
-        direction_samples = [sample for sample in samples if sample.backward is backward]
-        constants[name], optimum = fit_unequal_heads(
-            accelerator, direction_samples, getattr(accelerator.efficiency, name)
-        )
-        kind = f"attention {direction}, unequal heads"
-        evaluations.append(KernelFitEvaluation(accelerator.name, kind, direction_samples, optimum))
-    return with_constants(accelerator, **constants), evaluations
+        return list(samples), []
+    unequal = [sample for sample in samples if sample.shape.head_dim != sample.shape.value_head_dim]
+    return [sample for sample in samples if sample not in unequal], unequal
 
 
 def _fit_low_precision_attention(

@@ -60,13 +60,15 @@ class FitTarget:
 
     latency_source: accelerator whose kernel latency it takes, for want of small kernels of its own;
     same_chip_accelerators: accelerators whose attention and block-scaled samples are added to its own;
-    equal_source_weights: sources have equal weight, where one with most of the samples would otherwise dominate.
+    equal_source_weights: sources have equal weight, where one with most of the samples would otherwise dominate;
+    format_source: accelerator whose ratios between block-scaled formats it takes, where it has no samples of some.
     """
 
     name: str
     latency_source: str | None = None
     same_chip_accelerators: tuple[str, ...] = ()
     equal_source_weights: bool = False
+    format_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ TARGETS: Final = (
     FitTarget("h100-sxm-80gb", same_chip_accelerators=("h800-sxm-80gb",)),
     FitTarget("a100-pcie-80gb", latency_source="a100-sxm-80gb", same_chip_accelerators=("a100-sxm-80gb",)),
     FitTarget("b200-sxm-180gb", latency_source="h100-sxm-80gb", equal_source_weights=True),
-    FitTarget("mi300x", latency_source="h100-sxm-80gb", equal_source_weights=True),
+    FitTarget("mi300x", latency_source="h100-sxm-80gb", equal_source_weights=True, format_source="h100-sxm-80gb"),
 )
 DERIVED_ACCELERATORS: Final = (
     DerivedAccelerator("a100-sxm-40gb", "a100-sxm-80gb"),
@@ -123,7 +125,8 @@ def fit_published() -> AcceleratorFits:
     evaluations: list[KernelFitEvaluation] = []
     for target in TARGETS:
         sibling = efficiencies[target.latency_source] if target.latency_source else None
-        fitted, evaluated = _fit_target(target, sibling)
+        formats = efficiencies[target.format_source] if target.format_source else None
+        fitted, evaluated = _fit_target(target, sibling, formats)
         efficiencies[target.name] = fitted.efficiency
         evaluations.extend(evaluated)
     for derivation in DERIVED_ACCELERATORS:
@@ -134,14 +137,17 @@ def fit_published() -> AcceleratorFits:
     return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), siblings, evaluations))
 
 
-def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+def _fit_target(
+    target: FitTarget, sibling: KernelEfficiency | None, formats: KernelEfficiency | None
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    """Fit a target; sibling, formats: constants of its sources of kernel latency and of block-scaled formats."""
     accelerator = with_constants(
         load_accelerator(target.name),
         published=True,
         memory_bandwidth_fraction=_memory_share(target.name, sibling),
         operator_bandwidth_ratio=_operator_ratio(target.name),
     )
-    accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, target)
+    accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, formats, target)
     samples = [
         sample for sample in attention_samples() if sample.accelerator in (target.name, *target.same_chip_accelerators)
     ]
@@ -173,7 +179,10 @@ def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dic
 
 
 def _fit_matmuls(
-    accelerator: Accelerator, sibling: KernelEfficiency | None, target: FitTarget
+    accelerator: Accelerator,
+    sibling: KernelEfficiency | None,
+    formats: KernelEfficiency | None,
+    target: FitTarget,
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     dense = _unscaled_matmuls(target.name)
     sibling_latency = sibling.kernel_latency if sibling else None
@@ -182,8 +191,10 @@ def _fit_matmuls(
     )
     fitted = with_constants(accelerator, matmul=constants, kernel_latency=latency)
     ratio = _share_ratio(_best_peak_share(accelerator, DType.FP8), _best_peak_share(accelerator, DType.BF16), 1.0)
+    if formats is not None:  # relative to the source's FP8
+        ratio *= constants.peak_fraction / formats.matmul.peak_fraction_of(DType.FP8)
     scaled, format_evaluations = fit_low_precision_formats(
-        fitted, SiblingReference(None, ratio), target.same_chip_accelerators
+        fitted, SiblingReference(formats, ratio), target.same_chip_accelerators
     )
     cast_share, cast_evaluations = fit_cast_share(scaled, sibling)
     return with_constants(scaled, quantization_bandwidth_ratio=cast_share), [
@@ -276,11 +287,16 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
-    """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
-    measured = measured_bandwidths(name)
+    """Mean measured bandwidth over the datasheet's; a sibling's fraction if none is measured.
+
+    Where operators of a step alone are, it is what they reach over the sibling's ratio of them.
+    """
+    measured, peak = measured_bandwidths(name), load_accelerator(name).memory_bandwidth
     if sibling is not None and not measured:
         return sibling.memory_bandwidth_fraction
-    share = float(np.mean(list(measured.values()))) / load_accelerator(name).memory_bandwidth
+    share = float(np.mean(list(measured.values()))) / peak
+    if sibling is not None and measured.keys() == {TRAINING_OPERATORS}:
+        share /= sibling.operator_bandwidth_ratio
     return round(share, SHARE_DIGITS)
 
 
@@ -291,7 +307,7 @@ def _operator_ratio(name: str, sibling: KernelEfficiency | None = None) -> float
     operators, measured = OPERATOR_BOARDS[name]
     bandwidth = measured_bandwidths(operators)[TRAINING_OPERATORS]
     share = bandwidth / load_accelerator(operators).memory_bandwidth
-    return round(share / _memory_share(measured, None), SHARE_DIGITS)
+    return round(share / _memory_share(measured, sibling), SHARE_DIGITS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
