@@ -3,9 +3,10 @@
     seconds = max(max(compute, memory) + launches · kernel latency, launches · launch interval)
 
 Memory time is bytes over the bandwidth that memory-bound kernels reach; quantization kernels of
-block-scaled formats may reach less. Compute time is FLOP over the peak for memory-bound kernels; matmuls
-and flash attention are split into the tiles that a compute unit works on, and tiles run in waves of one
-tile per compute unit, so a partly filled last wave costs a full one.
+block-scaled formats may reach less; some operators are bound by elements instead (`cost.elementwise`). Compute
+time is FLOP over the peak for memory-bound kernels; matmuls and flash attention are split into the tiles that a
+compute unit works on, and tiles run in waves of one tile per compute unit, so a partly filled last wave costs a
+full one.
 
 A tile of m x n over k costs 2 m n (k + p) FLOP at a fraction of the peak; p is the cost of filling and
 draining its pipeline. The fraction is largest for the largest tile and falls with the perimeter, as (1 +
@@ -18,7 +19,8 @@ to be well balanced, so that the kernel lasts as long as the mean load of a comp
 block. A sliding window skips the blocks outside it, and has a second edge on which half of a block is
 masked. In block-scaled formats attention is faster than in BF16 by a constant. A head dimension that the
 library has no kernel for is computed as the next larger one that it has (`hardware.alignment`, which also
-gives the slowdown of matmuls with badly aligned operands). Grouped GEMMs of experts are in
+gives the slowdown of matmuls with badly aligned operands). Where heads of keys and values differ in size (latent
+attention), another kernel may run, slower by a constant. Grouped GEMMs of experts are in
 `cost.grouped_gemm`; the shares of both rates that kernels of scans reach in `cost.scan_rates`.
 
 In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
@@ -39,6 +41,7 @@ import numpy as np
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, FlopPerSecond, Seconds
+from clustersim.cost.elementwise import elementwise_seconds
 from clustersim.cost.grouped_gemm import grouped_work
 from clustersim.cost.matmul_tiles import KernelWork, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.scan_rates import library_share
@@ -113,6 +116,8 @@ class Roofline:
         compute, memory = kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes)
         if not isinstance(kernel.shape, MemoryBoundShape):
             return KernelWork(compute, memory)
+        if (elementwise := elementwise_seconds(self.accelerator, kernel)) is not None:
+            return KernelWork(compute, elementwise)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
         share = self._scan_share(kernel.shape)
@@ -182,6 +187,7 @@ class Roofline:
             self.accelerator.peak_flops(base_dtype)
             * constants.peak_fraction
             * self._attention_speedup(kernel.dtype, constants)
+            * (1.0 if shape.head_dim == shape.value_head_dim else constants.unequal_head_ratio)
         )
         load = attention_load(self.accelerator, constants, shape, scores)
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))

@@ -387,6 +387,10 @@ def accumulate_kernels(
     match accumulation:
         case Accumulation.FUSED:
             return ()
+        case Accumulation.ASSIGNED if gradient_dtype is accumulator_dtype:
+            return ()
+        case Accumulation.ASSIGNED:
+            return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
         case Accumulation.COPIED:
             return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
         case Accumulation.CONVERTED if gradient_dtype is not accumulator_dtype:

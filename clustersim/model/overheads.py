@@ -20,13 +20,17 @@ class Accumulation(Enum):
     February 2022); ADDED: by a kernel that adds it to the sum (PyTorch's autograd, the hooks of Megatron-LM
     of 2021); CONVERTED: by one kernel that makes a copy in the format of the sum, and one that adds the copy
     (DeepSpeed's `BF16_Optimizer`, `update_hp_grads`); COPIED: there is only one, copied into the buffer that
-    is reduced (FSDP2's `foreach_reduce_scatter_copy_in`).
+    is reduced (FSDP2's `foreach_reduce_scatter_copy_in`); ASSIGNED: there is only one, which becomes the sum, converted
+    first where its format is another (autograd's `accumulateGrad` where the gradient is None, torch/csrc/autograd/
+    functions/accumulate_grad.h; what ADDED is with one microbatch, unless a buffer of zeros is added to:
+    `Plan.accumulation`).
     """
 
     FUSED = "fused"
     ADDED = "added"
     CONVERTED = "converted"
     COPIED = "copied"
+    ASSIGNED = "assigned"
 
 
 class Grouping(Enum):

@@ -11,6 +11,7 @@ from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import TransformerModel
@@ -97,21 +98,37 @@ class Plan:
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
         return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
+    @property
+    def accumulation(self) -> Accumulation:
+        """How weight gradients are accumulated; autograd adds nothing to the first one, unless a buffer is zeroed."""
+        training = self.training
+        is_added = training.accumulation is Accumulation.ADDED
+        is_first = self.microbatches == 1 and not training.overheads.zero_grad
+        return Accumulation.ASSIGNED if is_added and is_first else training.accumulation
+
+    @cached_property
+    def _layer_training(self) -> Training:
+        """The training, with the accumulation of this number of microbatches."""
+        training = self.training
+        if self.accumulation is training.accumulation:
+            return training
+        return replace(training, overheads=replace(training.overheads, accumulation=self.accumulation))
+
     @cached_property
     def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
         """Each kind of layer, sharded for one rank."""
         specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
-        return {spec: transformer_layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
+        return {spec: transformer_layer(self.model, spec, self._layer_training, self.layer_shard) for spec in specs}
 
     @cached_property
     def embedding(self) -> LayerOperators:
         """The embedding, sharded for one rank."""
-        return embedding_layer(self.model, self.training, self.layer_shard)
+        return embedding_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def head(self) -> LayerOperators:
         """Final norm, logits and loss, sharded for one rank, with untied logits weights."""
-        return head_layer(self.model, self.training, self.layer_shard)
+        return head_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def tied_head(self) -> LayerOperators:
