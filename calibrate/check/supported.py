@@ -122,6 +122,8 @@ def _model_problems(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
         yield "training.lora: adapters of frozen weights cannot be checked; set it to none"
+    if model.patches is not None or model.encoder is not None:
+        yield f"model: {model.name} reads images, which cannot be checked; name a model of tokens"
     if model.mtp_layers:
         yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.distinct_specs):

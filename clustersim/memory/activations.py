@@ -94,8 +94,25 @@ class Activations:
         """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
         key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
         if key not in self._bytes_cache:
-            self._bytes_cache[key] = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+            own = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+            self._bytes_cache[key] = self._with_encoder(stage, kind, own)
         return self._bytes_cache[key]
+
+    def _with_encoder(self, stage: PipelineStage, kind: ActionKind, own: ActivationBytes) -> ActivationBytes:
+        """Bytes of a stage with those of the encoder that it runs, whose backward begins when its own has ended.
+
+        What exists while a layer of a frozen encoder runs forward counts as temporary in the backward of the same
+        microbatch, when the stage holds its own activations, too.
+        """
+        encoder = self.plan.stage_encoder(stage)
+        if encoder is None:
+            return own
+        saved, for_wgrad, transient = Activations(encoder.plan).stage_bytes(encoder.stage, kind)
+        own_saved, own_wgrad, own_transient = own
+        freed = 0.0 if kind is ActionKind.WEIGHT_GRADIENT else own_saved
+        forward = max(unit.forward_bytes for unit in encoder.plan.stage_units(encoder.stage))
+        temporary = max(own_transient, transient - freed, forward - own_saved)
+        return own_saved + saved, own_wgrad + for_wgrad, temporary
 
     def saved_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch saves on a stage from forward to backward."""

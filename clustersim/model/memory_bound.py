@@ -269,6 +269,10 @@ SCALED_SUM = MappingProxyType(
     }
 )
 SCALE = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.SCALE, MemoryPasses(2), None, fused=True)
+# A branch times a vector [width]: backward writes the branch's gradient, and sums the product for the vector's.
+LAYER_SCALE = MemoryBoundSpec(
+    KernelKind.RESIDUAL, MemoryBoundOp.SCALE, MemoryPasses(2), MemoryPasses(4, launches=2), saved=MemoryPasses(1)
+)
 # A residual stream forks before each norm: backward adds the two gradients.
 GRADIENT_SUM = _RESIDUAL
 BIAS_ADD = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.BIAS_ADD, MemoryPasses(2), None, fused=True)

@@ -29,6 +29,8 @@ QUANTIZED = "quantized"
 """Parameter group of frozen matrices that are stored in fewer bits than they are computed with."""
 MATRICES = "matrices"
 """Parameter group of layers whose matrices an optimizer orthogonalizes, with norms."""
+FROZEN = "frozen"
+"""Parameter group of weights that are not trained, of a model with other parts that are."""
 ADAPTERS = "adapters"
 """Parameter group of trained LoRA adapters of frozen matrices."""
 
@@ -267,11 +269,14 @@ def early_stop_count(operators: Sequence[Operator]) -> int:
 class LayerOperators:
     """Operators of a layer in forward order.
 
-    input_bytes: layer input on this rank, which is all that full recomputation saves.
+    input_bytes: layer input on this rank, which is all that full recomputation saves; has_backward: backward runs
+    through it; forward_bytes: what exists while such a layer runs forward.
     """
 
     operators: tuple[Operator, ...]
     input_bytes: Bytes
+    has_backward: bool = True
+    forward_bytes: Bytes = 0.0
 
     @property
     def parameter_count(self) -> int:
@@ -299,3 +304,25 @@ class LayerOperators:
     def deferred_wgrad_bytes(self) -> Bytes:
         """Bytes held from the input gradients to the weight gradients where these run separately."""
         return sum(operator.deferred_wgrad_bytes for operator in self.operators)
+
+
+def label_layer(layer: LayerOperators, label: str) -> LayerOperators:
+    """The layer with names of operators and kernels that begin with a label."""
+    operators = tuple(
+        replace(
+            operator,
+            name=f"{label}.{operator.name}",
+            forward=_label_kernels(operator.forward, label),
+            input_gradient=_label_kernels(operator.input_gradient, label),
+            weight_gradient=_label_kernels(operator.weight_gradient, label),
+            recompute_override=None
+            if operator.recompute_override is None
+            else _label_kernels(operator.recompute_override, label),
+        )
+        for operator in layer.operators
+    )
+    return replace(layer, operators=operators)
+
+
+def _label_kernels(kernels: Iterable[Kernel], label: str) -> tuple[Kernel, ...]:
+    return tuple(replace(kernel, name=f"{label}.{kernel.name}") for kernel in kernels)

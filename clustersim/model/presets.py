@@ -16,8 +16,11 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
+from clustersim.model.preset_diffusion import DIFFUSION_PRESETS
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
 from clustersim.model.preset_moe import MOE_PRESETS
+from clustersim.model.preset_multimodal import MULTIMODAL_PRESETS
+from clustersim.model.preset_vision import VISION_PRESETS
 from clustersim.model.published_models import published_models
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
@@ -225,5 +228,15 @@ _DENSE_PRESETS: Final = (
 )
 
 PRESETS: Final[Mapping[str, ModelPreset]] = MappingProxyType(
-    {preset.model.name: preset for preset in (*_DENSE_PRESETS, *MOE_PRESETS, *HYBRID_PRESETS)}
+    {
+        preset.model.name: preset
+        for preset in (
+            *_DENSE_PRESETS,
+            *MOE_PRESETS,
+            *HYBRID_PRESETS,
+            *VISION_PRESETS,
+            *MULTIMODAL_PRESETS,
+            *DIFFUSION_PRESETS,
+        )
+    }
 )

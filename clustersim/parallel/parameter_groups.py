@@ -19,7 +19,7 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import operators
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
+from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, FROZEN, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
 from clustersim.model.optimizers import AnyOptimizer, Optimizer
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
@@ -55,7 +55,7 @@ class DataParallelGroups:
 _DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
 _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
+        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
@@ -100,14 +100,20 @@ class ParameterGroup:
         return self.formats.updated if self.is_trained else self.formats.stored
 
 
-def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
-    """Parameter groups of a model, as the layout's strategy shards them. experts: whether the model has MoE layers."""
+def parameter_groups(
+    layout: Layout, training: Training, *, experts: bool = False, frozen: bool = False
+) -> tuple[ParameterGroup, ...]:
+    """Parameter groups of a model, as the layout's strategy shards them.
+
+    experts: whether the model has MoE layers; frozen: whether some parts of it are not trained.
+    """
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
+    formats |= {FROZEN: training.recipe.weight_formats} if frozen else {}
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(
         replace(
             group,
-            is_trained=training.lora is None or group.name == ADAPTERS,
+            is_trained=group.name != FROZEN and (training.lora is None or group.name == ADAPTERS),
             optimizer=_group_optimizer(training, group.name),
         )
         for group in groups

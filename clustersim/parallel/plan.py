@@ -13,8 +13,8 @@ from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer,
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.training import FullRecompute, Training
-from clustersim.model.transformer import TransformerModel
+from clustersim.model.training import FullRecompute, NoRecompute, Training
+from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
@@ -162,25 +162,37 @@ class Plan:
         first = self.shared_embedding if self._shares_rank(stage, 0) else self.embedding
         return (first, *[self.shared_embedding] * (stage.mtp_layer_count - 1)) if stage.mtp_layer_count else ()
 
+    @cached_property
+    def encoder(self) -> "EncoderPlan | None":
+        """How the ranks of the first stage run the model's encoder, if it has one."""
+        encoder = self.model.encoder
+        return None if encoder is None else EncoderPlan.of_plan(self, encoder)
+
+    def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
+        """The encoder, on the stage that runs it: that of the embedding."""
+        return self.encoder if stage.has_embedding else None
+
     def stage_units(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
-        """A stage's embedding, layers and head, as far as it has them."""
-        return tuple(unit for unit, unit_count in self._counted_units(stage) for _ in range(unit_count))
+        """A stage's encoder, embedding, layers and head, as far as it has them."""
+        return tuple(unit for unit, unit_count in self.counted_units(stage) for _ in range(unit_count))
 
     def parameter_count(self, stage: PipelineStage, group: str | None = None) -> int:
         """Number of parameters of a stage on one rank. group: those of one parameter group only."""
-        units = self._counted_units(stage)
+        units = self.counted_units(stage)
         return sum(
             unit_count * (unit.parameter_count if group is None else unit.parameters_by_group.get(group, 0))
             for unit, unit_count in units
         )
 
-    def _counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
+    def counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
         """Units of a stage as (unit, count), consecutive equal ones merged."""
         embedding_units = [(self.embedding, 1)] if stage.has_embedding else []
         mtp_units = [(mtp_embedding, 1) for mtp_embedding in self.mtp_embeddings(stage)]
         head_units = [(self.stage_head(stage), 1)] if stage.has_head else []
         layers = [[(self.layer_by_spec[run.spec], run.count) for run in stack] for stack in stage.stack_and_mtp]
-        return [*embedding_units, *layers[0], *mtp_units, *layers[1], *head_units]
+        encoder = self.stage_encoder(stage)
+        encoder_units = [] if encoder is None else encoder.plan.counted_units(encoder.stage)
+        return [*encoder_units, *embedding_units, *layers[0], *mtp_units, *layers[1], *head_units]
 
     @property
     def expert_load(self) -> ExpertLoad | None:
@@ -212,8 +224,10 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The model's parameter groups."""
-        experts = bool(self.model.distinct_routed_moes)
-        return parameter_groups(self.layout, self.training, experts=experts)
+        experts, encoder = bool(self.model.distinct_routed_moes), self.model.encoder
+        models = (self.model,) if encoder is None else (self.model, encoder.model)
+        has_frozen = any(model.gradients.has_frozen for model in models)
+        return parameter_groups(self.layout, self.training, experts=experts, frozen=has_frozen)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
@@ -355,6 +369,42 @@ class Plan:
     def stages_on_rank(self, pipeline_rank: int) -> tuple[PipelineStage, ...]:
         """Virtual stages on one pipeline rank."""
         return tuple(self.stages[stage] for stage in self.placement.stages_on_rank(pipeline_rank))
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """An encoder of images on the ranks of the first stage, all of whose layers are in one stage of its own plan.
+
+    Frameworks run it without sequence and context parallelism (Megatron-LM, examples/multimodal/model.py): ranks that
+    share a sequence all run the encoder for its images.
+    """
+
+    plan: Plan
+    stage: PipelineStage
+
+    @classmethod
+    def of_plan(cls, plan: Plan, encoder: Encoder) -> "EncoderPlan":
+        """The encoder of a plan's model."""
+        layout, training, stages = plan.layout, plan.training, len(plan.placement.stage_ranks)
+        own_layout = replace(
+            layout,
+            cp=1,
+            dp=layout.dp * layout.cp,
+            sequence_parallel=False,
+            layers_per_stage=(encoder.model.layer_count, *(stages - 1) * (0,)),
+        )
+        own_training = replace(
+            training,
+            sequence=encoder.sample_tokens,
+            microbatch=round(training.microbatch * encoder.samples),
+            global_batch=round(training.global_batch * encoder.samples) * layout.cp,
+            recompute=training.recompute if encoder.recomputed else NoRecompute(),
+            offload=replace(training.offload, activations=None),
+            documents=None,
+            expert_load=None,
+        )
+        stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
+        return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage)
 
 
 def _moe_layer_count(run: LayerGroup) -> int:

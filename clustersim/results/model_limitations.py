@@ -25,6 +25,10 @@ SCAN_NOTE: Final = (
     "rates of the kernels of linear attention and state spaces by GPU and length: their shares of the roofline are "
     "those of an H200 with 8,192 tokens and more, of Mamba 2 on AMD those of published steps"
 )
+IMAGES_NOTE: Final = (
+    "images of other sizes, or other numbers of them, in other sequences: every microbatch has the mean; reading, "
+    "decoding and copying them to the GPU"
+)
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
@@ -47,10 +51,16 @@ def find_limitations(
         *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
         *((SCAN_NOTE,) if _has_scans(scenario) else ()),
+        *((IMAGES_NOTE,) if _reads_images(scenario) else ()),
         *((CUDA_GRAPHS_LIMITATION,) if scenario.framework.uses_cuda_graphs else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
     )
+
+
+def _reads_images(scenario: Scenario) -> bool:
+    """Whether the model, or an encoder in front of it, reads images."""
+    return scenario.model.patches is not None or scenario.model.encoder is not None
 
 
 def _has_scans(scenario: Scenario) -> bool:

@@ -25,7 +25,7 @@ from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
-from clustersim.model.flops import layer_token_flops
+from clustersim.model.flops import encoder_image_flops, layer_token_flops
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
@@ -240,7 +240,7 @@ def read_layout(
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
     """
-    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence)
+    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence_tokens)
     deallocate_pipeline_outputs, overlap_setting = (
         section.deallocate_pipeline_outputs,
         section.overlap_moe_expert_parallel_comm,
@@ -277,10 +277,12 @@ def _context_kind(degree: int, framework: Framework) -> ContextParallelKind:
 
 
 def _balanced_flops(model: TransformerModel, sequence: int) -> BalancedFlops:
-    """Model FLOP of each layer, of which a causal mask's half is counted, and of the logits."""
+    """Model FLOP of each layer, of which a causal mask's half is counted, of the logits and of an encoder."""
+    encoder = model.encoder
+    encoder_flops = 0.0 if encoder is None else encoder_image_flops(encoder) * encoder.samples / sequence
     by_spec = {spec: layer_token_flops(model, spec, sequence) for spec in model.distinct_specs}
     layer_flops = tuple(by_spec[spec] for spec in layer_specs(model.stack))
-    return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden)
+    return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden, encoder_flops)
 
 
 def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.mixer import Mixer
+from clustersim.model.mixers.cross_attention import CrossAttention, cross_attention_operators
 from clustersim.model.mixers.full_attention import full_attention_operators
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
 from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_operators
@@ -39,6 +40,7 @@ class RegisteredMixer:
 MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
     {
         FullAttention: RegisteredMixer(full_attention_operators, starts_linear=True),
+        CrossAttention: RegisteredMixer(cross_attention_operators, starts_linear=True),
         LatentAttention: RegisteredMixer(latent_attention_operators),
         ParallelMixers: RegisteredMixer(parallel_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),

@@ -158,6 +158,11 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
             f"training.optimizer: {scenario.training.optimizer.name} keeps other states of matrices than of other "
             "weights, and the explorer's page knows one optimizer; run, check and what-if know it, adam can be explored"
         )
+    if model.encoder is not None or model.patches is not None:
+        raise InputError(
+            f"model: {model.name} reads images, and the explorer's page knows models of tokens only; run, check, "
+            "search and what-if know all"
+        )
     other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
     if other is not None:
         raise InputError(

@@ -60,6 +60,7 @@ from clustersim.scenario.validation_rules.precision import (
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
+from clustersim.scenario.validation_rules.towers import check_encoder, check_images
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
@@ -293,6 +294,12 @@ def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     cp_chunks = sequence_chunks(layout)
+    if model.patches is not None and sequence != model.sample_tokens:
+        yield (
+            f"training.sequence: {sequence} tokens are no sample of {model.name}, which is {model.sample_tokens} "
+            "tokens; leave it out, or give model.input_size"
+        )
+        return
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield Problem(
@@ -445,6 +452,8 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_mla_recompute,
     check_batch,
     check_sequence,
+    check_images,
+    check_encoder,
     check_adapters,
     check_lora_experts,
     check_moe_overlap,
