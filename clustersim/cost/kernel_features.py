@@ -25,6 +25,7 @@ from clustersim.model.kernels import (
     MemoryBoundOp,
     MemoryBoundShape,
     ScanShape,
+    SparseAttentionShape,
 )
 
 LAYOUT_DISTANCE: Final = math.log(2.0)
@@ -75,7 +76,7 @@ def extract_features(signature: KernelSignature) -> KernelFeatures:
             return KernelFeatures((family_name, formats, reads), (), sizes)
         case MemoryBoundShape(formats=formats):
             return KernelFeatures((family_name, formats), (), sizes)
-        case ScanShape(routine=routine, backward=backward):
+        case ScanShape(routine=routine, backward=backward) | SparseAttentionShape(routine=routine, backward=backward):
             return KernelFeatures((family_name, routine, backward), (), sizes)
 
 
@@ -88,6 +89,8 @@ def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
             return sizes if window is None else (*sizes, window)
         case ScanShape(batch=batch, sequence=sequence, heads=heads, key_dim=key_dim, value_dim=value_dim):
             return batch * heads, sequence, key_dim, value_dim
+        case SparseAttentionShape(_, batch, sequence, heads, key_dim, value_dim, selected):
+            return batch * heads, sequence, key_dim, value_dim, selected
         case MemoryBoundShape(routine, rows, width) if routine in _ELEMENTWISE_ROUTINES:
             return (rows * width,)
         case MemoryBoundShape(routine, rows, width, table=table) if routine in _TABLE_ROUTINES:

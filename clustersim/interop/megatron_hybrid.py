@@ -14,12 +14,14 @@ from clustersim.model.attention_spec import LatentAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerSpec, layer_specs
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 
 _PATTERN_FLAGS: Final = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
 _MOE_LETTER: Final = "E"
 _DELTA_NETS: Final = ("gdn", "gated_delta_net")
+_SPARSE_ATTENTION: Final = "dsa"  # read with the other attention
 _DEFAULT_HEAD_DIM: Final = 64  # mamba_head_dim
 _EXPANSION: Final = 2  # of MambaMixer
 
@@ -119,10 +121,11 @@ def _delta_net_config(parsed: MegatronArguments, hidden: int = 0) -> dict[str, A
 def _delta_net_layers(parsed: MegatronArguments) -> dict[str, Any]:
     """Gated delta nets in all layers but every n-th."""
     variant = parsed.text("experimental-attention-variant") or parsed.text("linear-attention-type")
-    if variant is None:
+    if variant in (None, _SPARSE_ATTENTION):
         return {}
     if variant not in _DELTA_NETS:
-        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {_DELTA_NETS[0]} is")
+        known = f"{_DELTA_NETS[0]} and {_SPARSE_ATTENTION}"
+        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {known} are")
     frequency = parsed.text("linear-attention-freq") or ""
     if not re.fullmatch(r"[1-9]\d*", frequency) or frequency == "1":
         raise parsed.error("linear-attention-freq", f"{frequency!r} is no number of layers from 2; write model.stack")
@@ -164,7 +167,7 @@ def _letter(spec: LayerSpec) -> str:
             return "M"
         case GatedDeltaNet():
             return "G"
-        case LatentAttention():
+        case LatentAttention() | DeepseekSparseAttention():
             return "+"
         case SoftmaxAttention():
             return "*"

@@ -27,7 +27,7 @@ from clustersim.scenario.config.mixers import MixerKind
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
 from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, with_mixers
-from clustersim.scenario.mla import with_mla
+from clustersim.scenario.mla import with_mla, with_sparse_attention
 from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
 _FAMILY_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
@@ -136,7 +136,7 @@ def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> No
 
 def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the section's per-layer differences: MLA, experts, stack, window and rotary periods."""
-    model = with_mixers(with_experts(with_mla(model, config), config), config)
+    model = with_mixers(with_experts(with_sparse_attention(with_mla(model, config), config), config), config)
     if config.stack is not None:
         model = _apply_stack(model, config)
     if (

@@ -125,6 +125,18 @@ class MlaConfig(ConfigModel):
     """value dimensions per head; left out: the model's"""
 
 
+class DsaConfig(ConfigModel):
+    """`model.dsa`: DeepSeek's sparse attention (DSA), latent attention to the keys that an indexer selects."""
+
+    example: ClassVar[str] = "{index_n_heads: 64, index_head_dim: 128, index_topk: 2048}"
+    index_n_heads: Width = 64
+    """heads of the indexer"""
+    index_head_dim: Width = 128
+    """dimensions of each of its heads"""
+    index_topk: TokenCount = 2048
+    """keys that each query attends to"""
+
+
 class LayerConfig(ConfigModel):
     """Dimensions of a layer."""
 
@@ -222,6 +234,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """MoE layers instead of MLPs, or their expert count; left out: the preset's, or none"""
     mla: MlaConfig | None = None
     """multi-head latent attention (MLA) instead of full keys and values; left out: the preset's, or none"""
+    dsa: DsaConfig | None = None
+    """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
     """a letter per layer, in Megatron-LM's notation: M, G, K, L, S linear mixers, * attention, - MLP, E experts"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
@@ -244,7 +258,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
 
 
 _NO_DIMENSIONS: Final = {
-    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"),
+    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
     *("mamba", "mamba1", "gated_delta_net", "kda", "lightning"),
 }
