@@ -1,0 +1,176 @@
+"""DeepSeek's sparse attention: closed forms of parameters, FLOP, saved activations and what tensor parallelism sends."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.documents import Documents, PackedBatch
+from clustersim.model.kernels import Kernel, KernelKind, SparseAttentionShape, SparseRoutine
+from clustersim.model.layer_stack import LayerGroup, LayerSpec
+from clustersim.model.layers import LayerOperators, transformer_layer
+from clustersim.model.mixer import AttentionFlopConvention
+from clustersim.model.operators import DENSE, LayerShard, TpCombine
+from clustersim.model.presets import load_preset
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
+from clustersim.model.training import Training
+from clustersim.model.transformer import TransformerModel, layer_parameter_count, parameter_count
+
+HIDDEN, TOKENS, TOP_K = 1024, 4096, 512
+LATENT = LatentAttention(32, 384, 128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)
+SPARSE = DeepseekSparseAttention(LATENT, index_heads=16, index_head_dim=64, index_topk=TOP_K)
+INDEX_WIDTH = 16 * 64
+INDEX_MATRICES = 384 * INDEX_WIDTH + HIDDEN * 64 + HIDDEN * 16
+
+
+def _model(mixer: LatentAttention | DeepseekSparseAttention) -> TransformerModel:
+    stack = (LayerGroup(LayerSpec(mixer, None), 1),)
+    return replace(load_preset("llama-tiny"), hidden=HIDDEN, stack=stack, linear_bias=False)
+
+
+def _layer(mixer: LatentAttention | DeepseekSparseAttention = SPARSE, shard: LayerShard | None = None) -> LayerOperators:
+    model = _model(mixer)
+    return transformer_layer(model, model.stack[0].spec, Training(TOKENS, 1), shard or LayerShard(1, TOKENS, TOKENS))
+
+
+def _kernels(layer: LayerOperators, routine: SparseRoutine) -> dict[bool, float]:
+    """FLOP of a routine, forward and backward."""
+    flops = {False: 0.0, True: 0.0}
+    for kernel in (kernel for op in layer.operators for kernel in (*op.forward, *op.input_gradient)):
+        if isinstance(kernel.shape, SparseAttentionShape) and kernel.shape.routine is routine:
+            flops[kernel.shape.backward] += kernel.flops
+    return flops
+
+
+def _matmuls(layer: LayerOperators) -> list[Kernel]:
+    return [
+        kernel
+        for op in layer.operators
+        for kernel in (*op.forward, *op.input_gradient, *op.weight_gradient)
+        if kernel.kind is KernelKind.MATMUL
+    ]
+
+
+def test_parameters_are_those_of_latent_attention_and_of_the_indexer() -> None:
+    added = INDEX_MATRICES + 2 * 64  # and the LayerNorm of its keys
+    counts = [mixer.parameter_count(HIDDEN, linear_bias=False) for mixer in (LATENT, SPARSE)]
+    assert counts[1] - counts[0] == added
+    assert _layer().parameter_count == counts[1] + HIDDEN
+    model = _model(SPARSE)
+    assert _layer().parameters_by_group == {DENSE: layer_parameter_count(model, model.stack[0].spec)}
+
+
+def test_deepseek_v3_2_is_deepseek_v3_with_an_indexer_in_each_layer() -> None:
+    """64 heads of 128 from latent vectors of 1,536, one key of 128 with its norm, a weight per head (its config.json)."""
+    indexer = 1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64
+    counts = [parameter_count(load_preset(name)) for name in ("deepseek-v3", "deepseek-v3.2")]
+    assert counts[1] - counts[0] == 61 * indexer
+
+
+def test_matmuls_are_six_flop_per_weight_but_for_the_indexers_input_gradients() -> None:
+    expected = 6.0 * TOKENS * SPARSE.matrix_elements(HIDDEN) - 2.0 * TOKENS * INDEX_MATRICES
+    assert sum(kernel.flops for kernel in _matmuls(_layer())) == expected
+
+
+@pytest.mark.parametrize("sequence", [64, TOP_K, 4096])
+def test_model_flops_are_those_of_the_keys_that_each_query_sees(sequence: int) -> None:
+    """Twelve per query width of 32 heads; 2 per index width for each key scored, 4 for each gradient, query by query."""
+    before = [query + 1 for query in range(sequence)]
+    selected = [min(TOP_K, keys) for keys in before]
+    width = 32 * (96 + 64) / 2
+    causal = sum(12 * width * few + INDEX_WIDTH * (2 * every + 4 * few) for every, few in zip(before, selected, strict=True))
+    assert SPARSE.mixing_flops(sequence, AttentionFlopConvention.CAUSAL) == pytest.approx(causal / sequence)
+    most = min(TOP_K, sequence)
+    full = 12 * width * most + INDEX_WIDTH * (2 * sequence + 4 * most)
+    assert SPARSE.mixing_flops(sequence, AttentionFlopConvention.FULL) == pytest.approx(full)
+
+
+@given(sequence=st.integers(1, TOP_K), convention=st.sampled_from(AttentionFlopConvention))
+@settings(deadline=None, max_examples=30)
+def test_where_all_keys_are_selected_attention_is_that_of_all_keys(
+    sequence: int, convention: AttentionFlopConvention
+) -> None:
+    indexer = replace(SPARSE, index_heads=0)
+    dense = LATENT.mixing_flops(sequence, convention)
+    assert indexer.mixing_flops(sequence, convention) == pytest.approx(dense)
+
+
+def test_kernels_compute_selected_keys_in_the_latent_space() -> None:
+    """Heads share one key of 128 + 32 and one value of 128; kernels have blocks of 64 heads forward, of 16 backward."""
+    layer = _layer()
+    core = _kernels(layer, SparseRoutine.SPARSE_MLA)
+    assert core[False] == 2 * TOKENS * TOP_K * 64 * (160 + 128)
+    assert core[True] == 2 * TOKENS * TOP_K * 32 * (3 * 160 + 2 * 128)
+    scores = _kernels(layer, SparseRoutine.LIGHTNING_INDEXER)
+    assert scores[False] == 2 * INDEX_WIDTH * TOKENS * (TOKENS + 1) / 2
+    assert scores[True] == 6 * INDEX_WIDTH * TOKENS * TOP_K  # scores again, gradients of queries and of keys
+    assert _kernels(layer, SparseRoutine.INDEXER_LOSS)[False] == 2 * TOKENS * TOP_K * 32 * 160
+
+
+SAVED = (  # bytes of BF16 per token, FP32: 4
+    2 * 1024  # the norm's input
+    + 2 * 1024  # that of the down projections, and of the indexer's of keys and weights
+    + 2 * (384 + 384)  # latent queries before their norm, and behind it
+    + 2 * 128  # latent keys before their norm
+    + 2 * 64  # the indexer's keys before their norm
+    + 2 * (INDEX_WIDTH + 64) + 4 * 16  # its queries, keys and weights
+    + 2 * 32 * 96  # queries before the absorption
+    + 2 * 33 * 160  # queries and the key, as attention reads them
+    + (4 + 4) * TOP_K  # indices, and the gradients of their scores
+    + 4 * 32  # a statistic per head
+    + 2 * 32 * 128  # the output in the latent space
+    + 2 * 32 * 64  # and behind the values' up projection
+)  # fmt: skip
+
+
+def test_saved_activations_are_what_backward_reads() -> None:
+    assert _layer().saved_bytes == TOKENS * SAVED
+
+
+def test_scores_of_a_block_of_queries_are_in_memory_at_once() -> None:
+    (scores,) = [op for op in _layer().operators if op.name == "indexer.scores"]
+    assert scores.temporary_bytes == 4096 * TOKENS * 4
+    longer = _layer(shard=LayerShard(1, 32768, 32768)).operators
+    assert [op.temporary_bytes for op in longer if op.name == "indexer.scores"] == [8192 * 32768 * 4]
+
+
+def test_tensor_parallel_ranks_share_attention_and_repeat_the_indexer() -> None:
+    whole, part = _layer(), _layer(shard=LayerShard(1, TOKENS, TOKENS, tp=2))
+    for routine, ranks in ((SparseRoutine.LIGHTNING_INDEXER, 1), (SparseRoutine.SPARSE_MLA, 2)):
+        backward = [_kernels(layer, routine)[True] for layer in (whole, part)]
+        assert backward[0] == ranks * backward[1]
+    replicated = INDEX_MATRICES + 2 * 64 + HIDDEN * (384 + 128 + 32) + 384 + 128 + HIDDEN
+    assert 2 * part.parameter_count - whole.parameter_count == replicated
+
+
+def test_ranks_sum_what_their_heads_attend_to_and_gather_the_indexers_inputs() -> None:
+    """[tokens, top-k] in FP32; under sequence parallelism the layer's input and the latent queries of all tokens."""
+    plain, sequence_parallel = (
+        _layer(shard=LayerShard(1, TOKENS, TOKENS, tp=4, sequence_parallel=parallel)) for parallel in (False, True)
+    )
+    sums = (TpCombine.SUM, TOKENS * TOP_K * 4.0)
+    gathers = [(TpCombine.GATHER, TOKENS * HIDDEN * 2.0), (TpCombine.GATHER, TOKENS * 384 * 2.0)]
+    found = [
+        [(one.combine, one.full_bytes) for op in layer.operators for one in op.tp_collectives.after_forward]
+        for layer in (plain, sequence_parallel)
+    ]
+    assert found == [[sums], [*gathers, sums]]
+    saved = {op.name: op.saved_bytes for op in sequence_parallel.operators}
+    assert saved["indexer.key"] == TOKENS * HIDDEN * 2
+    assert saved["indexer.query"] == TOKENS * 384 * 2
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert not any(op.tp_collectives.after_forward for op in _layer().operators)
+
+
+def test_packed_documents_are_scored_and_selected_apart() -> None:
+    """Documents of 256 tokens: 128.5 keys before a query on average, and 256 of which all are selected."""
+    batch = PackedBatch(Documents(lengths=(256,)), TOKENS, 1, 1, 1)
+    packed, single = _layer(shard=LayerShard(1, TOKENS, TOKENS, packed_batch=batch)), _layer()
+    scores = [_kernels(layer, SparseRoutine.LIGHTNING_INDEXER)[False] for layer in (packed, single)]
+    assert scores[0] == pytest.approx(scores[1] * (256 + 1) / (TOKENS + 1))
+    core = [_kernels(layer, SparseRoutine.SPARSE_MLA)[False] for layer in (packed, single)]
+    assert core[0] == pytest.approx(core[1] * 256 / TOP_K)
