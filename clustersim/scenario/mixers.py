@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, layer_specs, stack_layers
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
@@ -29,6 +30,7 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
+    MobaConfig,
 )
 from clustersim.scenario.config.model import ModelConfig
 
@@ -112,7 +114,20 @@ def layer_with_mixer(spec: LayerSpec, kind: MixerKind | None, config: ModelConfi
     """A layer of a `stack` group with the group's mixer."""
     if kind in (None, MixerKind.ATTENTION):
         return spec
+    if kind is MixerKind.MOBA:
+        return replace(spec, mixer=_with_blocks(spec.mixer, config))
     return replace(spec, mixer=None if kind is MixerKind.NONE else build_mixer(kind, config))
+
+
+def _with_blocks(mixer: Mixer | None, config: ModelConfig) -> Mixer:
+    """The layer's attention, to blocks of keys."""
+    if config.moba is None:
+        raise InputError(f"moba: is missing; write such as {MobaConfig.example}")
+    if not isinstance(mixer, FullAttention) or mixer.window or not mixer.causal:
+        raise InputError("mixer: moba is causal attention without a window to blocks of keys, which this layer has not")
+    if mixer.attention_sinks or mixer.attn_logit_softcapping:
+        raise InputError("mixer: moba has no attention_sinks and no attn_logit_softcapping; leave them out")
+    return BlockAttention(mixer, config.moba.chunk_size, config.moba.topk)
 
 
 def _replace_mixers(model: TransformerModel, kind: MixerKind, config: ModelConfig) -> TransformerModel:

@@ -16,6 +16,7 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
+    MobaConfig,
 )
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
@@ -169,7 +170,7 @@ class LayerConfig(ConfigModel):
     causal: bool | None = None
     """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
     mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None
-    """what mixes a layer's tokens; linear mixers have a key with their sizes; left out: the model's, or attention"""
+    """what mixes a layer's tokens; mixers but attention have a key with their sizes; left out: the model's, or attention"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
@@ -250,6 +251,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """sizes of Kimi Delta Attention layers; left out: none"""
     lightning: LightningConfig | None = None
     """sizes of lightning attention layers; left out: none"""
+    moba: MobaConfig | None = None
+    """blocks of mixture of block attention (mixer: moba); left out: none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
@@ -260,5 +263,5 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
 _NO_DIMENSIONS: Final = {
     *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
-    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba"),
 }
