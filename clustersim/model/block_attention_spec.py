@@ -23,6 +23,7 @@ class BlockAttention(SoftmaxAttention):
 
     label: ClassVar[str] = "block attention"
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
+    saves_by_selection: ClassVar[bool] = True
 
     attention: FullAttention
     chunk_size: int

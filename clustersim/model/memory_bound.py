@@ -287,7 +287,11 @@ _GATED_RMSNORM_UNFUSED = MemoryBoundSpec(
         norm.with_more(gate)
         for norm, gate in zip(
             _EAGER_RMSNORM,
-            (MemoryPasses(1, fp32=6, launches=3), MemoryPasses(1, fp32=10, launches=4), MemoryPasses(0, fp32=3, launches=0)),
+            (
+                MemoryPasses(1, fp32=6, launches=3),
+                MemoryPasses(1, fp32=10, launches=4),
+                MemoryPasses(0, fp32=3, launches=0),
+            ),
             strict=True,
         )
     ),

@@ -30,6 +30,7 @@ class DeepseekSparseAttention(SoftmaxAttention):
 
     label: ClassVar[str] = "sparse attention"
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
+    saves_by_selection: ClassVar[bool] = True
 
     latent: LatentAttention
     index_heads: int = 64

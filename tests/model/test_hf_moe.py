@@ -179,7 +179,10 @@ def test_the_parameters_of_a_small_moe_model_by_hand(tmp_path: Path) -> None:
         ({**QWEN3, "model_type": "olmo_hybrid", "linear_num_key_heads": 16}, "16: a layer with linear attention"),
         ({**V3, "index_topk": 2048}, "index_topk is 2048: sparse attention"),
         ({**V3, "model_type": "deepseek_v32", "index_topk": -1}, "index_topk is -1"),
-        ({**V3, "model_type": "glm_moe_dsa", "index_topk_freq": 4}, "index_topk_freq 4 is not modelled for glm_moe_dsa"),
+        (
+            {**V3, "model_type": "glm_moe_dsa", "index_topk_freq": 4},
+            "index_topk_freq 4 is not modelled for glm_moe_dsa",
+        ),
         ({**V3, "model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "layers that share the keys"),
         ({**V3, "model_type": "glm_moe_dsa", "index_topk_pattern": "FFS"}, "layers that share the keys"),
         ({**V3, "num_experts_per_tok": 300}, "num_experts_per_tok 300 is above n_routed_experts 256; at most 256"),

@@ -30,7 +30,9 @@ def _model(mixer: LatentAttention | DeepseekSparseAttention) -> TransformerModel
     return replace(load_preset("llama-tiny"), hidden=HIDDEN, stack=stack, linear_bias=False)
 
 
-def _layer(mixer: LatentAttention | DeepseekSparseAttention = SPARSE, shard: LayerShard | None = None) -> LayerOperators:
+def _layer(
+    mixer: LatentAttention | DeepseekSparseAttention = SPARSE, shard: LayerShard | None = None
+) -> LayerOperators:
     model = _model(mixer)
     return transformer_layer(model, model.stack[0].spec, Training(TOKENS, 1), shard or LayerShard(1, TOKENS, TOKENS))
 
@@ -80,7 +82,9 @@ def test_model_flops_are_those_of_the_keys_that_each_query_sees(sequence: int) -
     before = [query + 1 for query in range(sequence)]
     selected = [min(TOP_K, keys) for keys in before]
     width = 32 * (96 + 64) / 2
-    causal = sum(12 * width * few + INDEX_WIDTH * (2 * every + 4 * few) for every, few in zip(before, selected, strict=True))
+    causal = sum(
+        12 * width * few + INDEX_WIDTH * (2 * every + 4 * few) for every, few in zip(before, selected, strict=True)
+    )
     assert SPARSE.mixing_flops(sequence, AttentionFlopConvention.CAUSAL) == pytest.approx(causal / sequence)
     most = min(TOP_K, sequence)
     full = 12 * width * most + INDEX_WIDTH * (2 * sequence + 4 * most)

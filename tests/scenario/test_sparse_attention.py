@@ -28,7 +28,9 @@ def _scenario(model: dict[str, Any] | str, sequence: int = 4096, **sections: Any
 
 def test_latent_attention_becomes_sparse() -> None:
     scenario = _scenario({**SMALL, "dsa": DSA})
-    assert scenario.model.distinct_mixers == (DeepseekSparseAttention(LatentAttention(16, *MLA.values()), 16, 64, 1024),)
+    assert scenario.model.distinct_mixers == (
+        DeepseekSparseAttention(LatentAttention(16, *MLA.values()), 16, 64, 1024),
+    )
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
 
 
@@ -39,7 +41,9 @@ def test_deepseek_v3_with_an_indexer_is_deepseek_v3_2() -> None:
 
 
 def test_sizes_of_a_preset_may_be_changed() -> None:
-    model = _scenario({"preset": "deepseek-v3.2", "heads": 64, "mla": {"kv_lora_rank": 256}, "dsa": {"index_topk": 512}})
+    model = _scenario(
+        {"preset": "deepseek-v3.2", "heads": 64, "mla": {"kv_lora_rank": 256}, "dsa": {"index_topk": 512}}
+    )
     (sparse,) = model.model.distinct_mixers
     assert isinstance(sparse, DeepseekSparseAttention)
     assert (sparse.heads, sparse.latent.kv_lora_rank, sparse.index_topk) == (64, 256, 512)
@@ -51,7 +55,11 @@ def test_sizes_of_a_preset_may_be_changed() -> None:
         ({**SMALL, "mla": None, "dsa": DSA}, {}, "dsa needs latent attention, which no layer of inline model has"),
         ({**SMALL, "dsa": {**DSA, "index_topk": 0}}, {}, "model.dsa.index_topk: 0 is too small"),
         ({**SMALL, "dsa": {"topk": 1}}, {}, "model.dsa.topk: unknown key; did you mean index_topk"),
-        ({**SMALL, "dsa": DSA}, {"layout": {"cp": 2, "dp": 4}}, "how sparse attention works on a part of one is not known"),
+        (
+            {**SMALL, "dsa": DSA},
+            {"layout": {"cp": 2, "dp": 4}},
+            "how sparse attention works on a part of one is not known",
+        ),
         ({**SMALL, "dsa": DSA, "window": 512}, {}, "window"),
         ({**SMALL, "dsa": DSA}, {"layout": {"tp": 32}, "cluster": {"name": "dgx-h100", "gpus": 32}}, "heads"),
     ],

@@ -37,7 +37,9 @@ from clustersim.model.training import AttentionBackend
 
 _FP32, _INDEX_BYTES = 4, 8
 _SCORE_BYTES: Final = 36  # of a gate's score: masked (8), ordered and selected (12), four masks (8), found (8)
-_MERGED_OWN_BYTES: Final = 28  # of an output element: zeros (4), weighted (6), added (12), in the activations' format (6)
+_MERGED_OWN_BYTES: Final = (
+    28  # of an output element: zeros (4), weighted (6), added (12), in the activations' format (6)
+)
 _MERGED_COPY_BYTES: Final = 18  # of a copy's: weighted (6), added at its place (12)
 
 

@@ -104,7 +104,13 @@ class _SparseRank:
         return self.rank.shard.sequence_parallel and self.rank.shard.tp > 1
 
     def kernel(
-        self, name: str, routine: SparseRoutine, work: tuple[Flop, Bytes], *, every: bool = False, backward: bool = False
+        self,
+        name: str,
+        routine: SparseRoutine,
+        work: tuple[Flop, Bytes],
+        *,
+        every: bool = False,
+        backward: bool = False,
     ) -> Kernel:
         """A kernel of (FLOP, bytes); every: it works on all keys."""
         shard, attention = self.rank.shard, self.attention
@@ -145,7 +151,9 @@ def _gathered_inputs(local: _SparseRank) -> TpCollectives:
     widths = {"indexer inputs": local.rank.model.hidden, "latent queries": local.attention.latent.q_lora_rank or 0}
     return TpCollectives(
         after_forward=tuple(
-            TpCollective(TpCombine.GATHER, full_bytes(local.rank, width), name) for name, width in widths.items() if width
+            TpCollective(TpCombine.GATHER, full_bytes(local.rank, width), name)
+            for name, width in widths.items()
+            if width
         )
     )
 
@@ -318,7 +326,12 @@ def _loss_operator(local: _SparseRank) -> Operator:
     sums = (TpCollective(TpCombine.SUM, float(scores * _FP32_BYTES), "attention of all heads"),)
     collectives = TpCollectives(after_forward=sums if local.rank.shard.tp > 1 else ())
     return Operator(
-        "indexer.loss", ParallelRegion.SHARDED, (target, loss), (gradient,), saves_outputs=True, tp_collectives=collectives
+        "indexer.loss",
+        ParallelRegion.SHARDED,
+        (target, loss),
+        (gradient,),
+        saves_outputs=True,
+        tp_collectives=collectives,
     )
 
 
