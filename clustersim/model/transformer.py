@@ -5,7 +5,7 @@ has both, or as its `BlockForm` says; a final norm and the logits matrix follow.
 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
@@ -54,8 +54,8 @@ class TransformerModel:
     embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
     is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
     spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
-    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
-    of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: theirs,
+    None: that of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
     nothing (0, OLMo).
     """
 
@@ -75,6 +75,7 @@ class TransformerModel:
     head_bias: bool = False
     mtp_layers: int = 0
     layernorm_vectors: int = 2
+    mtp_spec: LayerSpec | None = None
 
     @property
     def layer_count(self) -> int:
@@ -84,8 +85,9 @@ class TransformerModel:
     @property
     def mtp_stack(self) -> LayerStack:
         """The multi-token prediction layers."""
-        mtp_specs = (replace(group.spec, is_mtp=True) for group in self.stack[-1:])
-        return tuple(LayerGroup(spec, self.mtp_layers) for spec in mtp_specs) if self.mtp_layers else ()
+        if not self.mtp_layers:
+            return ()
+        return (LayerGroup(replace(self.mtp_spec or self.stack[-1].spec, is_mtp=True), self.mtp_layers),)
 
     @property
     def full_stack(self) -> LayerStack:
@@ -171,10 +173,16 @@ def resize_model(model: TransformerModel, layers: int | None = None, **changes: 
     """
     model_changes = {name: changes.pop(name) for name in _MODEL_FIELDS if name in changes}
     stack = model.stack if layers is None else _resize_stack(model, layers)
+    resized = replace(model, stack=stack, **model_changes)
+    return map_layers(resized, lambda spec: change_layer(spec, **changes))
+
+
+def map_layers(model: TransformerModel, change: Callable[[LayerSpec], LayerSpec]) -> TransformerModel:
+    """The model with every layer changed, multi-token prediction layers of their own kind among them."""
     return replace(
         model,
-        stack=merge_groups(LayerGroup(change_layer(group.spec, **changes), group.count) for group in stack),
-        **model_changes,
+        stack=merge_groups(LayerGroup(change(group.spec), group.count) for group in model.stack),
+        mtp_spec=None if model.mtp_spec is None else change(model.mtp_spec),
     )
 
 

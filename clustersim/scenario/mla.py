@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention, LatentAttention
-from clustersim.model.layer_stack import merge_groups
 from clustersim.model.mixer import Mixer
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
-from clustersim.model.transformer import PositionEncoding, TransformerModel
+from clustersim.model.transformer import PositionEncoding, TransformerModel, map_layers
 from clustersim.scenario.config.model import DsaConfig, MlaConfig, ModelConfig
 
 _EXCLUDED_KEYS: Final = (
@@ -40,11 +39,7 @@ def with_mla(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     given_keys = mla_config.model_dump(exclude_none=True)
     if given_keys.get("q_lora_rank") == 0:
         given_keys["q_lora_rank"] = None
-    layer_groups = (
-        replace(group, spec=replace(group.spec, mixer=_apply_mla(group.spec.mixer, given_keys)))
-        for group in model.stack
-    )
-    return replace(model, stack=merge_groups(layer_groups))
+    return map_layers(model, lambda spec: replace(spec, mixer=_apply_mla(spec.mixer, given_keys)))
 
 
 def _apply_mla(mixer: Mixer | None, given_keys: dict[str, Any]) -> Mixer | None:
@@ -62,15 +57,13 @@ def _apply_mla(mixer: Mixer | None, given_keys: dict[str, Any]) -> Mixer | None:
 
 def with_sparse_attention(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the section's sparse attention in all layers that have MLA."""
-    if config.dsa is None:
+    dsa = config.dsa
+    if dsa is None:
         return model
-    layer_groups = [
-        replace(group, spec=replace(group.spec, mixer=_apply_sparse(group.spec.mixer, config.dsa)))
-        for group in model.stack
-    ]
-    if not any(isinstance(group.spec.mixer, DeepseekSparseAttention) for group in layer_groups):
+    sparse = map_layers(model, lambda spec: replace(spec, mixer=_apply_sparse(spec.mixer, dsa)))
+    if not any(isinstance(mixer, DeepseekSparseAttention) for mixer in sparse.distinct_mixers):
         raise InputError(f"dsa needs latent attention, which no layer of {model.name} has; give mla, or leave dsa out")
-    return replace(model, stack=merge_groups(layer_groups))
+    return sparse
 
 
 def _apply_sparse(mixer: Mixer | None, dsa: DsaConfig) -> Mixer | None:

@@ -26,7 +26,7 @@ from clustersim.model.transformer import (
 from clustersim.scenario.config.mixers import MixerKind
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
-from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, with_mixers
+from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, parse_pattern, with_mixers
 from clustersim.scenario.mla import with_mla, with_sparse_attention
 from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
@@ -127,7 +127,7 @@ def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> No
         pattern is None or any(letter in pattern for letter in ATTENTION_LETTERS)
     )
     if pattern is not None:
-        dimensions.setdefault("layers", len(pattern))
+        dimensions.setdefault("layers", len(parse_pattern(pattern).stack))
         if not any(letter in pattern for letter in MLP_LETTERS):
             dimensions.setdefault("ffn", 1)
     if not has_attention:
