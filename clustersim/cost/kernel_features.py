@@ -76,8 +76,10 @@ def extract_features(signature: KernelSignature) -> KernelFeatures:
             return KernelFeatures((family_name, formats, reads), (), sizes)
         case MemoryBoundShape(formats=formats):
             return KernelFeatures((family_name, formats), (), sizes)
-        case ScanShape(routine=routine, backward=backward) | SparseAttentionShape(routine=routine, backward=backward):
+        case ScanShape(routine=routine, backward=backward):
             return KernelFeatures((family_name, routine, backward), (), sizes)
+        case SparseAttentionShape(routine=routine, selected=selected, backward=backward):
+            return KernelFeatures((family_name, routine, selected, backward), (), sizes)
 
 
 def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
@@ -87,10 +89,8 @@ def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
         case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window) as shape:
             sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.value_head_dim) / 2)
             return sizes if window is None else (*sizes, window)
-        case ScanShape(batch=batch, sequence=sequence, heads=heads, key_dim=key_dim, value_dim=value_dim):
-            return batch * heads, sequence, key_dim, value_dim
-        case SparseAttentionShape(_, batch, sequence, heads, key_dim, value_dim, selected):
-            return batch * heads, sequence, key_dim, value_dim, selected
+        case ScanShape() | SparseAttentionShape():
+            return shape.batch * shape.heads, shape.sequence, shape.key_dim, shape.value_dim
         case MemoryBoundShape(routine, rows, width) if routine in _ELEMENTWISE_ROUTINES:
             return (rows * width,)
         case MemoryBoundShape(routine, rows, width, table=table) if routine in _TABLE_ROUTINES:

@@ -21,8 +21,8 @@ from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
 from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
-from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
+from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1

@@ -6,13 +6,15 @@ with `--linear-attention-freq` has gated delta nets in a model of other layers.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.interop.megatron_arguments import Arguments, MegatronArguments
-from clustersim.model.attention_spec import LatentAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerSpec, layer_specs
+from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
@@ -23,6 +25,9 @@ _MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
 _MOE_LETTER: Final = "E"
 _DELTA_NETS: Final = ("gdn", "gated_delta_net")
 _SPARSE_ATTENTION: Final = "dsa"  # read with the other attention
+_LETTERS: Final[Mapping[type[Mixer], str]] = MappingProxyType(
+    {Mamba2: "M", GatedDeltaNet: "G", FullAttention: "*", LatentAttention: "+", DeepseekSparseAttention: "D"}
+)
 _DEFAULT_HEAD_DIM: Final = 64  # mamba_head_dim
 _EXPANSION: Final = 2  # of MambaMixer
 
@@ -169,20 +174,9 @@ def _halves(spec: LayerSpec) -> Iterator[LayerSpec]:
 
 def _letter(spec: LayerSpec) -> str:
     """The letter of a layer that is a mixer or an MLP; a question mark for mixers that Megatron-LM has not."""
-    match spec.mixer:
-        case None:
-            return "-" if spec.moe is None else "E"
-        case Mamba2():
-            return "M"
-        case GatedDeltaNet():
-            return "G"
-        case LatentAttention():
-            return "+"
-        case DeepseekSparseAttention():
-            return "D"
-        case SoftmaxAttention():
-            return "*"
-    return "?"
+    if spec.mixer is None:
+        return "-" if spec.moe is None else "E"
+    return _LETTERS.get(type(spec.mixer), "?")
 
 
 def has_pattern(model: TransformerModel) -> bool:

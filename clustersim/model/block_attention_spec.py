@@ -1,10 +1,10 @@
 """Mixture of block attention (MoBA): which keys does a query attend to? Those of its own block and of the best others.
 
-Lu et al. 2025, arXiv:2502.13189: keys are cut into blocks; a query scores each block before its own by the product with
-the block's mean key, and attends to the `topk` best blocks, its own among them, in which attention is causal. Gates have
-no parameters and no gradient. Operators: `mixers.block_attention`.
+Lu et al. 2025, arXiv:2502.13189: keys are cut into blocks; a query scores each block before its own by the product
+with the block's mean key, and attends to the `topk` best blocks, its own among them, in which attention is causal.
+Gates have no parameters and no gradient. Operators: `mixers.block_attention`.
 
-Model FLOP: of attention 12 per query width and key that is attended to; the gate's scores 2 per width and block forward.
+Model FLOP: of attention 12 per query width and key that is attended to; the gate's scores 2 per width and block.
 """
 
 from collections.abc import Mapping

@@ -64,10 +64,8 @@ _GRANITE_MOE: Final = MoeConfigKeys(
 )
 
 
-def _build(
-    config: HfConfig, specs: Iterable[LayerSpec], *, tied: bool = False, mtp_layers: int = 0, mtp: LayerSpec | None = None
-) -> TransformerModel:
-    """The model of some layers, and of multi-token prediction layers; the other sizes have the usual keys."""
+def _build(config: HfConfig, specs: Iterable[LayerSpec], *, tied: bool = False) -> TransformerModel:
+    """The model of some layers; the other sizes have the usual keys."""
     return TransformerModel(
         name=config.name,
         stack=stack_layers(specs),
@@ -78,8 +76,6 @@ def _build(
         positions=PositionEncoding.ROTARY,
         tied_embeddings=config.boolean("tie_word_embeddings", default=tied),
         linear_bias=False,
-        mtp_layers=mtp_layers,
-        mtp_spec=mtp,
     )
 
 
@@ -114,12 +110,9 @@ def read_nemotron_h(config: HfConfig) -> TransformerModel:
     kinds = _nemotron_layers(config)
     specs = {kind: layers[kind]() for kind in dict.fromkeys(kinds)}
     mtp = [layers[kind]() for kind in _nemotron_mtp_layer(config)]
-    return _build(
-        config,
-        (specs[kind] for kind in kinds),
-        mtp_layers=config.mtp_layer_count,
-        mtp=replace(mtp[0], mlp=mtp[-1].mlp) if mtp else None,
-    )
+    mtp_spec = replace(mtp[0], mlp=mtp[-1].mlp) if mtp else None
+    model = _build(config, (specs[kind] for kind in kinds))
+    return replace(model, mtp_layers=config.mtp_layer_count, mtp_spec=mtp_spec)
 
 
 def _nemotron_mtp_layer(config: HfConfig) -> list[str]:

@@ -389,7 +389,7 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
             )
         case SparseAttentionShape(routine, batch, sequence, heads, key_dim, value_dim, selected, backward):
             return (
-                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, head dims {key_dim} and {value_dim}"
+                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, head dim {key_dim} and {value_dim}"
                 f"{f', {selected} keys each' if selected else ''}{', backward' * backward}"
             )
     return ""

@@ -61,7 +61,7 @@ class Mixer(ABC):
     """what it is called on pages and in traces"""
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
     saves_by_selection: ClassVar[bool] = False
-    """whether what it saves depends on how many keys are selected, so is not proportional to tokens, or pairs of them"""
+    """whether what it saves depends on how many keys are selected: not proportional to tokens, or pairs of them"""
 
     @abstractmethod
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:

@@ -1,8 +1,8 @@
 """DeepSeek's sparse attention (DSA): which sizes does it have? Latent attention to the keys that an indexer selects.
 
-DeepSeek-V3.2-Exp (DeepSeek-AI 2025, section 1 and inference/model.py; arXiv:2512.02556). The lightning indexer scores all
-keys of a query, sum over its few heads of w_h ReLU(q_h k), with queries from the queries' latent vector, one key per
-token, and a weight per head from the layer's input. Attention sees the `index_topk` keys with the highest scores.
+DeepSeek-V3.2-Exp (DeepSeek-AI 2025, section 1 and inference/model.py; arXiv:2512.02556). The lightning indexer scores
+all keys of a query, sum over its few heads of w_h ReLU(q_h k), with queries from the queries' latent vector, one key
+per token, and a weight per head from the layer's input. Attention sees the `index_topk` keys with the highest scores.
 Operators: `mixers.deepseek_sparse_attention`.
 
 Model FLOP: of attention 12 per query width and selected key, as of a window as long; of the indexer's scores 2 per

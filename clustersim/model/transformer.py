@@ -54,9 +54,9 @@ class TransformerModel:
     embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
     is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
     spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
-    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: theirs,
-    None: that of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
-    nothing (0, OLMo).
+    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack; layernorm_vectors:
+    what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or nothing (0, OLMo); mtp_spec: of the
+    multi-token prediction layers, None: that of the stack's last layer.
     """
 
     name: str

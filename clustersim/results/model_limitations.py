@@ -27,8 +27,8 @@ SCAN_NOTE: Final = (
     "those of an H200 with 8,192 tokens and more, of Mamba 2 on AMD those of published steps"
 )
 SPARSE_ATTENTION_NOTE: Final = (
-    "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 and "
-    "B200, of the indexer's scores and loss assumed; dense warm-up of the indexer"
+    "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 "
+    "and B200, of the indexer's scores and loss assumed; dense warm-up of the indexer"
 )
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (

@@ -67,7 +67,7 @@ PATTERN_LETTERS: Final = (*_MIXER_LETTERS, *MLP_LETTERS)
 
 
 class HybridPattern(NamedTuple):
-    """Letters of layers: those of the stack, and of each multi-token prediction layer behind it, of which none may be."""
+    """Letters of layers: those of the stack, and of each multi-token prediction layer behind it, if there are any."""
 
     stack: str
     mtp: tuple[str, ...] = ()
@@ -89,8 +89,8 @@ def parse_pattern(pattern: str) -> HybridPattern:
         is_pair = len(layer) == 2 and layer[0] in _MIXER_LETTERS and layer[1] in MLP_LETTERS
         if layer != mtp[0] or not (len(layer) == 1 or is_pair):
             raise InputError(
-                f"hybrid_layer_pattern: {_MTP_SEPARATOR}{layer} is no multi-token prediction layer that is modelled; all "
-                "are alike, of a mixer, an MLP or one before the other, such as /*-/*-"
+                f"hybrid_layer_pattern: {_MTP_SEPARATOR}{layer} is no multi-token prediction layer that is modelled; "
+                "all are alike, of a mixer, an MLP or one before the other, such as /*-/*-"
             )
     return HybridPattern(stack, tuple(mtp))
 

@@ -1,6 +1,7 @@
 """Multi-head latent attention (MLA) of a scenario's model, and DeepSeek's sparse attention (DSA).
 
-`model.mla` changes the MLA of a model that has it, or replaces the attention of every layer; `model.dsa` makes it sparse.
+`model.mla` changes the MLA of a model that has it, or replaces the attention of every layer; `model.dsa` makes it
+sparse.
 """
 
 from dataclasses import replace

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.cost.roofline import Roofline
-from clustersim.common import data_files
 from clustersim.cost.scan_rates import library_share
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import ScanShare

@@ -1,4 +1,4 @@
-"""DeepSeek's sparse attention: closed forms of parameters, FLOP, saved activations and what tensor parallelism sends."""
+"""DeepSeek's sparse attention: closed forms of parameters, FLOP and saved activations; what ranks send."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_parameters_are_those_of_latent_attention_and_of_the_indexer() -> None:
 
 
 def test_deepseek_v3_2_is_deepseek_v3_with_an_indexer_in_each_layer() -> None:
-    """64 heads of 128 from latent vectors of 1,536, one key of 128 with its norm, a weight per head (its config.json)."""
+    """64 heads of 128 from latent vectors of 1,536, one key of 128 with its norm, a weight per head (config.json)."""
     indexer = 1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64
     counts = [parameter_count(load_preset(name)) for name in ("deepseek-v3", "deepseek-v3.2")]
     assert counts[1] - counts[0] == 61 * indexer
@@ -78,7 +78,7 @@ def test_matmuls_are_six_flop_per_weight_but_for_the_indexers_input_gradients() 
 
 @pytest.mark.parametrize("sequence", [64, TOP_K, 4096])
 def test_model_flops_are_those_of_the_keys_that_each_query_sees(sequence: int) -> None:
-    """Twelve per query width of 32 heads; 2 per index width for each key scored, 4 for each gradient, query by query."""
+    """Twelve per query width of 32 heads; 2 per index width for each key scored, 4 for each gradient, by query."""
     before = [query + 1 for query in range(sequence)]
     selected = [min(TOP_K, keys) for keys in before]
     width = 32 * (96 + 64) / 2

@@ -237,7 +237,13 @@ def few_choices() -> Iterator[None]:
 def explore_scenario(name: str, *, all_choices: bool = True) -> ExploredScenario:
     """One of the scenarios, explored. all_choices: with all values that the page offers."""
     scenario = Scenario.from_mapping(
-        {**SCENARIOS, **MOE_SCENARIOS, **MIXED_SCENARIOS, "secondary": SECONDARY_SHARD_SCENARIO, "adapters": LORA_SCENARIO}[name]
+        {
+            **SCENARIOS,
+            **MOE_SCENARIOS,
+            **MIXED_SCENARIOS,
+            "secondary": SECONDARY_SHARD_SCENARIO,
+            "adapters": LORA_SCENARIO,
+        }[name]
     )
     with nullcontext() if all_choices else few_choices():
         return ExploredScenario(scenario, explorer_data.build_exploration_tables(scenario))

@@ -230,7 +230,10 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
     [
         (["layout={cp: 4, dp: 2, cp_kind: ulysses}"], "layout.cp_kind ulysses (drawn as ring)"),
         (["training.optimizer=muon"], "the optimizer muon (drawn as adam of all weights)"),
-        (["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"], "all_gather (drawn as ring) and the"),
+        (
+            ["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"],
+            "all_gather (drawn as ring) and",
+        ),
     ],
 )
 def test_other_context_parallelism_and_muon_are_left_out_with_their_memory(changes: list[str], words: str) -> None:
@@ -260,7 +263,11 @@ def test_layers_that_exchange_tokens_or_states_are_drawn_without_context_paralle
     ("model", "layout", "words"),
     [
         ("nemotron-h-8b", {"cp": 2, "dp": 4}, r"layout\.cp: 2 ranks share sequences of layers with Mamba 2"),
-        ({"preset": "llama-tiny", "mixer": "moba", "moba": {"chunk_size": 64, "topk": 2}}, {"dp": 8}, "block attention"),
+        (
+            {"preset": "llama-tiny", "mixer": "moba", "moba": {"chunk_size": 64, "topk": 2}},
+            {"dp": 8},
+            "block attention",
+        ),
     ],
 )
 def test_layers_whose_memory_or_traffic_has_no_table_are_refused(model: object, layout: object, words: str) -> None:

@@ -74,7 +74,9 @@ def test_multi_token_prediction_layers_have_letters_behind_the_others() -> None:
 
 def test_a_step_of_a_hybrid_with_mtp_layers_takes_what_these_do() -> None:
     steps = [
-        simulate(_scenario({"hybrid_layer_pattern": f"M-M*-{mtp}", "mamba": MAMBA}, layout={"pp": 2, "dp": 4})).step_time
+        simulate(
+            _scenario({"hybrid_layer_pattern": f"M-M*-{mtp}", "mamba": MAMBA}, layout={"pp": 2, "dp": 4})
+        ).step_time
         for mtp in ("", "/*-", "/*-/*-")
     ]
     assert steps[0] < steps[1] < steps[2]

@@ -1,11 +1,11 @@
 """Operators of mixture of block attention (MoBA) on one rank, as its authors' code runs them.
 
-MoonshotAI/MoBA, moba/moba_efficient.py: keys and values are repeated for the query heads that share them, stacked, those
-of all blocks but the last gathered and ordered by head (three copies); their means are scored in FP32 by a batched
-matmul; masks, `topk`, and the selected pairs of query and block follow in passes over the scores. Flash attention runs
-twice: causal within each block, and of copies of the queries that selected a block to all of its keys. Both results are
-summed in FP32 by their statistics. Backward gathers output and gradient for the copies, runs both kernels' backwards and
-adds up what copies are of.
+MoonshotAI/MoBA, moba/moba_efficient.py: keys and values are repeated for the query heads that share them, stacked,
+those of all blocks but the last gathered and ordered by head (three copies); their means are scored in FP32 by a
+batched matmul; masks, `topk`, and the selected pairs of query and block follow in passes over the scores. Flash
+attention runs twice: causal within each block, and of copies of the queries that selected a block to all of its keys.
+Both results are summed in FP32 by their statistics. Backward gathers output and gradient for the copies, runs both
+kernels' backwards and adds up what copies are of.
 
 Saved besides queries, keys and values as projected: the repeated keys and values, their copies by head, the copies of
 queries, and where they belong. Context parallelism is not modelled; packed documents are taken to be cut where blocks

@@ -150,6 +150,7 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
 
 
 def output_operator(rank: RankContext, attention: LatentAttention) -> Operator:
+    """The row-parallel projection of this rank's heads back to the residual stream."""
     tokens, width = rank.shard.tokens, attention.heads * attention.v_head_dim // rank.shard.tp
     out = LinearLayer("attention.out", tokens, width, rank.model.hidden, rank.matmul_formats, row_parallel=True)
     return linear_operator(rank, out, rank.saved_input_bytes(tokens * width))

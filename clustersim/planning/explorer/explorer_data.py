@@ -21,7 +21,7 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.mixer import ContextRule
 from clustersim.model.offload import NO_OFFLOAD
@@ -136,8 +136,7 @@ def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
 def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
     model = _simplified_model(scenario)
     yield model
-    is_mixed = len(model.distinct_specs) > 1 or any(not isinstance(one, SoftmaxAttention) for one in model.distinct_mixers)
-    if model.distinct_moes or is_mixed:  # other models have other legal degrees and no expert parallelism
+    if model.distinct_moes or has_own_layers(model):  # other models have other legal degrees and columns
         return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
@@ -156,8 +155,8 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
             )
         if scenario.layout.cp > 1 and mixer.context_rule is not ContextRule.KV_RING:
             raise InputError(
-                f"layout.cp: {scenario.layout.cp} ranks share sequences of layers with {mixer.label}, and the explorer's "
-                "page knows rings of keys and values alone; run, check, search and what-if know all"
+                f"layout.cp: {scenario.layout.cp} ranks share sequences of layers with {mixer.label}, and the "
+                "explorer's page knows rings of keys and values alone; run, check, search and what-if know all"
             )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
@@ -338,12 +337,8 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
         yield f"Not drawn of training.precision: {', '.join(left_out)}; simulated steps are the scenario's."
 
 
-def _omission_notes(scenario: Scenario) -> Iterator[str]:
-    """Notes about everything in the scenario that the page leaves out."""
-    yield from record_notes(scenario)
-    yield from _unsupported_format_notes(scenario.training.recipe)
-    if scenario.training.offload != NO_OFFLOAD:
-        yield "Offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's."
+def _sequence_notes(scenario: Scenario) -> Iterator[str]:
+    """Notes on packed documents and on layers whose sequences are split in other ways than by rings."""
     if scenario.training.documents is not None:
         yield "Packed documents change no memory and no traffic drawn here; simulated steps have them."
     if any(mixer.context_rule is not ContextRule.KV_RING for mixer in scenario.model.distinct_mixers):
@@ -351,6 +346,15 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
             f"cp is offered with attention alone: other layers of {scenario.model.name} exchange tokens for heads, or "
             "states, which the page does not know."
         )
+
+
+def _omission_notes(scenario: Scenario) -> Iterator[str]:
+    """Notes about everything in the scenario that the page leaves out."""
+    yield from record_notes(scenario)
+    yield from _unsupported_format_notes(scenario.training.recipe)
+    if scenario.training.offload != NO_OFFLOAD:
+        yield "Offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's."
+    yield from _sequence_notes(scenario)
     if scenario.training.expert_load is not None:
         yield "Tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads."
     if not is_explored(scenario.schedule):

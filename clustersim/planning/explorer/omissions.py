@@ -1,8 +1,8 @@
 """What does the explorer page leave out of a scenario whose memory it would else change?
 
-Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks; one
-optimizer for all weights. MTP layers, which add an embedding and logits to the stage that holds them, other kinds of
-context parallelism and Muon are not in them, so that the page draws the scenario without these, and says what they take.
+Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks;
+one optimizer for all weights. MTP layers, which add an embedding and logits to the stage that holds them, other kinds
+of context parallelism and Muon are not in them, so the page draws the scenario without these, and says what they take.
 """
 
 from collections.abc import Iterator

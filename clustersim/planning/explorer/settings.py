@@ -201,9 +201,7 @@ class ExplorerSpace:
     @cached_property
     def is_only_model(self) -> bool:
         """Whether the scenario's model is the only one offered, because its layers are not those of the presets."""
-        model = self.models[0]
-        is_mixed = len(model.distinct_specs) > 1
-        return self.is_moe or is_mixed or any(not isinstance(one, SoftmaxAttention) for one in model.distinct_mixers)
+        return self.is_moe or has_own_layers(self.models[0])
 
     @property
     def splits_sequences(self) -> bool:
@@ -376,6 +374,12 @@ class ExplorerSpace:
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
         return configured
+
+
+def has_own_layers(model: TransformerModel) -> bool:
+    """Whether a model's layers are of several kinds, or have other mixers than attention."""
+    has_other_mixers = any(not isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers)
+    return has_other_mixers or len(model.distinct_specs) > 1
 
 
 def is_explored(schedule: Schedule) -> bool:

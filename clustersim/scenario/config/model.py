@@ -170,7 +170,7 @@ class LayerConfig(ConfigModel):
     causal: bool | None = None
     """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
     mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None
-    """what mixes a layer's tokens; mixers but attention have a key with their sizes; left out: the model's, or attention"""
+    """what mixes a layer's tokens; all but attention have a key with sizes; left out: the model's, or attention"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     dsa: DsaConfig | None = None
     """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
-    """a letter per layer, in Megatron-LM's notation: M, G, K, L, S linear mixers, * + D attention, - MLP, E experts, / MTP"""
+    """a letter per layer, as in Megatron-LM: M, G, K, L, S linear mixers, *, +, D attention, - MLP, E experts; / MTP"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
     mamba: MambaConfig | None = None
