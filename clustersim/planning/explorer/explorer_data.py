@@ -41,6 +41,7 @@ from clustersim.planning.explorer.settings import (
     FEATURES,
     ExplorerSpace,
     chunk_count,
+    has_own_layers,
     is_explored,
 )
 from clustersim.planning.explorer.stage_counts import stage_count_tables
