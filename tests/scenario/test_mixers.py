@@ -241,3 +241,12 @@ def test_layouts_that_a_mixer_has_no_rule_for(kind: str, layout: dict[str, Any],
     with pytest.raises(InputError) as error:
         _scenario({"layers": 4, "mixer": kind, kind: LINEAR[kind]}, gpus, layout=layout)
     assert reason in str(error.value)
+
+
+def test_block_attention_runs_in_every_layout_and_pays_off_where_sequences_are_long() -> None:
+    model = {"layers": 4, "mixer": "moba", "moba": {"chunk_size": 2048, "topk": 2}}
+    for layout in ({"tp": 2, "dp": 4}, {"pp": 2, "dp": 4}, {"dp": 8, "data": "fsdp"}):
+        assert simulate(_scenario(model, layout=layout)).step_time > 0
+    long = {"sequence": 131072, "global_batch": 8}
+    times = [simulate(_scenario(one, training=long)).step_time for one in (model, {"layers": 4})]
+    assert times[0] < times[1]
