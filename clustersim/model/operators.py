@@ -116,11 +116,13 @@ class LayerShard:
 class TpCombine(Enum):
     """How the ranks of a group combine their shards of a tensor.
 
-    GATHER of columns; SUM of terms; EXCHANGE: each rank's part of the sequence for its part of the heads, or back.
+    GATHER of columns; SUM of terms; SUM_SCATTER: the sum, of which each rank keeps its part; EXCHANGE: each rank's part
+    of the sequence for its part of the heads, or back.
     """
 
     GATHER = "gathered"
     SUM = "summed"
+    SUM_SCATTER = "summed and scattered"
     EXCHANGE = "exchanged"
 
 

@@ -29,7 +29,7 @@ class DeepseekSparseAttention(SoftmaxAttention):
     """Latent attention to the `index_topk` keys that an indexer of `index_heads` heads of `index_head_dim` selects."""
 
     label: ClassVar[str] = "sparse attention"
-    context_rule: ClassVar[ContextRule] = ContextRule.NONE
+    context_rule: ClassVar[ContextRule] = ContextRule.KEY_GATHER
     saves_by_selection: ClassVar[bool] = True
 
     latent: LatentAttention

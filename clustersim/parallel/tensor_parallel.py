@@ -42,6 +42,7 @@ _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = Mappi
     {
         TpCombine.GATHER: ("gather", CollectiveType.ALL_GATHER),
         TpCombine.SUM: ("sum", CollectiveType.ALL_REDUCE),
+        TpCombine.SUM_SCATTER: ("scatter the sum of", CollectiveType.REDUCE_SCATTER),
         TpCombine.EXCHANGE: ("exchange", CollectiveType.ALL_TO_ALL),
     }
 )

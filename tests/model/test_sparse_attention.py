@@ -12,7 +12,7 @@ from clustersim.model.kernels import Kernel, KernelKind, SparseAttentionShape, S
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
 from clustersim.model.layers import LayerOperators, transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention
-from clustersim.model.operators import DENSE, LayerShard, TpCombine
+from clustersim.model.operators import DENSE, LayerShard, ShardAxis, TpCombine
 from clustersim.model.presets import load_preset
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
@@ -168,6 +168,28 @@ def test_ranks_sum_what_their_heads_attend_to_and_gather_the_indexers_inputs() -
 
 def test_one_rank_sends_nothing() -> None:
     assert not any(op.tp_collectives.after_forward for op in _layer().operators)
+
+
+def test_context_parallel_ranks_gather_keys_and_scatter_their_gradients() -> None:
+    """Keys of 64 of the indexer and latent ones of 160, of all tokens; queries are the rank's own."""
+    whole, part = _layer(), _layer(shard=LayerShard(1, TOKENS // 4, TOKENS))
+    for routine in (SparseRoutine.LIGHTNING_INDEXER, SparseRoutine.SPARSE_MLA, SparseRoutine.INDEXER_LOSS):
+        for backward in (False, True):
+            assert _kernels(whole, routine)[backward] == 4 * _kernels(part, routine)[backward]
+    sizes = {"index keys": TOKENS * 64 * 2.0, "latent keys": TOKENS * 160 * 2.0}
+    for collectives, combine in (("after_forward", TpCombine.GATHER), ("before_backward", TpCombine.SUM_SCATTER)):
+        found = [one for op in part.operators for one in getattr(op.tp_collectives, collectives)]
+        assert {one.tensor_name: one.full_bytes for one in found} == sizes
+        assert {(one.combine, one.axis) for one in found} == {(combine, ShardAxis.CONTEXT)}
+    keys = (64 + 160) * 2  # which every rank saves
+    assert 4 * part.saved_bytes == TOKENS * (SAVED + 3 * keys)
+
+
+def test_the_rank_with_the_last_tokens_scores_most_keys() -> None:
+    """Of four ranks with consecutive tokens: 3/4 to all of the keys come before a query, (7/8 S + 1/2) on average."""
+    last = _layer(shard=LayerShard(1, TOKENS // 4, TOKENS, consecutive=True))
+    mean = 7 / 8 * TOKENS + 1 / 2
+    assert _kernels(last, SparseRoutine.LIGHTNING_INDEXER)[False] == pytest.approx(2 * INDEX_WIDTH * TOKENS / 4 * mean)
 
 
 def test_packed_documents_are_scored_and_selected_apart() -> None:

@@ -58,7 +58,7 @@ def test_sizes_of_a_preset_may_be_changed() -> None:
         (
             {**SMALL, "dsa": DSA},
             {"layout": {"cp": 2, "dp": 4}},
-            "how sparse attention works on a part of one is not known",
+            "ring, but ranks gather the keys that sparse",
         ),
         ({**SMALL, "dsa": DSA}, {"training": {"attention": "standard"}}, "standard computes the scores of all keys"),
         ({**SMALL, "dsa": DSA}, {"training": {"precision": {"compute": "fp8", "attention": "fp8"}}}, "in bf16 alone"),
@@ -77,7 +77,12 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
 
 @pytest.mark.parametrize(
     "layout",
-    [{"tp": 4, "dp": 2, "sequence_parallel": True}, {"pp": 4, "dp": 2}, {"dp": 8, "data": {"fsdp": {}}}],
+    [
+        {"tp": 4, "dp": 2, "sequence_parallel": True},
+        {"pp": 4, "dp": 2},
+        {"dp": 8, "data": {"fsdp": {}}},
+        {"cp": 4, "dp": 2, "cp_kind": "all_gather"},
+    ],
 )
 @pytest.mark.parametrize("recompute", ["none", "full", "selective_op"])
 def test_sparse_attention_runs_in_every_layout(layout: dict[str, Any], recompute: str) -> None:

@@ -4,8 +4,8 @@ Kernels are those that Megatron-Core takes with `dsa_kernel_backend` cudnn or ti
 experimental_attention_variant/{absorbed_mla,dsa}.py, ops/). Attention runs in the latent space (`absorbed`), where all
 heads share one key and value per token: queries are multiplied by the keys' up projection before it, outputs by the
 values' behind it. Tensor parallelism splits these heads, and repeats the indexer (`lightning_indexer`). Selected rows
-are taken to be read from device memory once: they stay in the L2 cache, as in the kernels' published times. Context
-parallelism is not modelled.
+are taken to be read from device memory once: they stay in the L2 cache, as in the kernels' published times.
+Context-parallel ranks gather the latent vectors of all tokens, and scatter the sum of their gradients.
 
 Saved besides the latent vectors and what the indexer saves: queries and keys as attention reads them, and its output in
 the latent space.
@@ -144,7 +144,8 @@ def _packing_operator(local: SparseRank) -> Operator:
         ParallelRegion.SHARDED,
         (forward,),
         (backward,),
-        saved_bytes=float(local.tokens * packed_elements * local.width),
+        saved_bytes=float((local.tokens * local.heads + local.key_tokens) * attention.absorbed_width * local.width),
+        tp_collectives=local.key_gather(attention.absorbed_width, "latent keys"),
         region_input=RegionInput.OTHER,
         region_input_bytes=full_bytes(rank, attention.absorbed_width),
     )
@@ -155,7 +156,8 @@ def _core_operator(local: SparseRank) -> Operator:
     tokens, queries = local.tokens, local.attention.absorbed_width
     values = local.attention.latent.kv_lora_rank
     statistics = tokens * local.heads * FP32_BYTES
-    operands = tokens * (local.heads + 1) * queries * local.width + tokens * local.selected * INDEX_BYTES
+    operands = (tokens * local.heads + local.key_tokens) * queries * local.width
+    operands += tokens * local.selected * INDEX_BYTES
     outputs = tokens * local.heads * values * local.width
     scores = 2.0 * tokens * local.selected
     forward = local.kernel(
@@ -171,7 +173,7 @@ def _core_operator(local: SparseRank) -> Operator:
         SparseRoutine.SPARSE_MLA,
         (
             scores * padded_heads(local.heads, TILE_HEADS) * (3 * queries + 2 * values),
-            2 * operands + 3 * outputs + 2 * statistics + 2 * tokens * queries * FP32_BYTES,
+            2 * operands + 3 * outputs + 2 * statistics + 2 * local.key_tokens * queries * FP32_BYTES,
         ),
         backward=True,
     )

@@ -1,9 +1,9 @@
 """Operators of the lightning indexer of DeepSeek's sparse attention, and of the loss that it learns from.
 
 Every tensor-parallel rank has all of the indexer and runs it for all tokens, which it gathers under sequence
-parallelism. Its queries and keys are rotated by rotary positions and a Hadamard transform. Scores of `_QUERY_BLOCK`
-queries are in memory at once, in FP32: counted as if in backward, which begins with as many saved activations as
-forward ends with.
+parallelism; context-parallel ranks gather its keys. Its queries and keys are rotated by rotary positions and a Hadamard
+transform. Scores of `_QUERY_BLOCK` queries are in memory at once, in FP32: counted as if in backward, which begins with
+as many saved activations as forward ends with.
 
 It learns the distribution of attention over the selected keys, summed over all ranks' heads (a KL divergence), from
 detached inputs (DeepSeek-V3.2-Exp, section 2.1.1): it has weight gradients, and none of its inputs. Saved are its
@@ -32,6 +32,7 @@ from clustersim.model.mixers.latent_attention import (
 from clustersim.model.operators import (
     Operator,
     ParallelRegion,
+    ShardAxis,
     TpCollective,
     TpCollectives,
     TpCombine,
@@ -80,8 +81,28 @@ class SparseRank:
     @property
     def scored(self) -> float:
         """Keys that the indexer scores, on average: those before a token, within its document."""
-        packed = self.rank.shard.packed_keys(None)
-        return mean_attended_keys(self.rank.shard.keys, None) if packed is None else packed.mean
+        shard = self.rank.shard
+        packed = shard.packed_keys(None)
+        if packed is not None:
+            return packed.mean
+        before = shard.keys - shard.sequence if shard.consecutive else 0  # of the rank that has the last tokens
+        return before + mean_attended_keys(shard.keys - before, None)
+
+    @property
+    def key_tokens(self) -> int:
+        """Tokens of the keys: of all context-parallel ranks, which each gathers."""
+        return self.rank.shard.batch * self.rank.shard.keys
+
+    def key_gather(self, width: int, name: str) -> TpCollectives:
+        """The gather of `width` elements of every key from context-parallel ranks, and what returns their gradients."""
+        if self.rank.shard.keys == self.rank.shard.sequence:
+            return TpCollectives()
+        full_bytes = float(self.key_tokens * width * self.width)
+        gather, scatter = (
+            TpCollective(combine, full_bytes, name, ShardAxis.CONTEXT)
+            for combine in (TpCombine.GATHER, TpCombine.SUM_SCATTER)
+        )
+        return TpCollectives(after_forward=(gather,), before_backward=(scatter,))
 
     @property
     def gathers(self) -> bool:
@@ -162,16 +183,19 @@ def _rotation_operator(local: SparseRank) -> Operator:
         *(replace(shape, fused=is_fused), launches),
     )
     backward = replace(forward, name="indexer.rotation.input_gradient", shape=replace(shape, backward=True))
-    saved_bytes = local.tokens * (elements * local.width + attention.index_heads * FP32_BYTES)
+    saved_bytes = local.tokens * (attention.index_width * local.width + attention.index_heads * FP32_BYTES)
+    saved_bytes += local.key_tokens * attention.index_head_dim * local.width
     return Operator(
-        *("indexer.rotation", ParallelRegion.REPLICATED, (forward,), (backward,)), saved_bytes=float(saved_bytes)
+        *("indexer.rotation", ParallelRegion.REPLICATED, (forward,), (backward,)),
+        saved_bytes=float(saved_bytes),
+        tp_collectives=local.key_gather(attention.index_head_dim, "index keys"),
     )
 
 
 def scores_operator(local: SparseRank) -> Operator:
     """Scores of all keys and the selection of the best; backward: the scores' gradients at the selected keys."""
     attention, tokens, keys = local.attention, local.tokens, local.rank.shard.keys
-    operands = tokens * (attention.index_width + attention.index_head_dim) * local.width
+    operands = (tokens * attention.index_width + local.key_tokens * attention.index_head_dim) * local.width
     operands += tokens * attention.index_heads * FP32_BYTES
     selected_bytes = tokens * local.selected * (INDEX_BYTES + FP32_BYTES)
     products = 2.0 * tokens * attention.index_width
@@ -207,7 +231,7 @@ def loss_operator(local: SparseRank) -> Operator:
     """
     tokens, padded = local.tokens, padded_heads(local.heads, TILE_HEADS)
     scores = tokens * local.selected
-    operands = tokens * (local.heads + 1) * local.attention.absorbed_width * local.width
+    operands = (tokens * local.heads + local.key_tokens) * local.attention.absorbed_width * local.width
     flops = 2.0 * padded * local.attention.absorbed_width * scores
     target = local.kernel(
         "indexer.target", SparseRoutine.INDEXER_LOSS, (flops, operands + scores * (INDEX_BYTES + FP32_BYTES))
