@@ -15,7 +15,8 @@ Causal attention computes only what its mask leaves, about half; counted this wa
 (arXiv:2307.08691, section 4.1) and the causal MFU of DeepSeek-V3 (arXiv:2505.09343, table 4).
 
 Frozen parameters have no gradient, so they count four (forward and input gradient), LoRA adapters six;
-attention counts as usual.
+attention counts as usual. Where indexers of sparse attention are trained alone, no gradient passes the others, which
+count two.
 """
 
 from clustersim.common.units import Flop
@@ -23,6 +24,7 @@ from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
 from clustersim.model.transformer import (
     TransformerModel,
@@ -48,8 +50,20 @@ def token_flops(
         if group.spec.mixer is not None
     )
     matrices = matrix_parameter_count(model)
+    if model.trains_indexer_only:
+        return 2.0 * matrices + 4.0 * _indexer_matrices(model) + mixing_flops
     matmul_flops = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
     return matmul_flops + mixing_flops
+
+
+def _indexer_matrices(model: TransformerModel) -> int:
+    """Weights of the matrices of all indexers."""
+    mixers = ((group.spec.mixer, group.count) for group in model.full_stack)
+    return sum(
+        count * mixer.index_matrices(model.hidden)
+        for mixer, count in mixers
+        if isinstance(mixer, DeepseekSparseAttention)
+    )
 
 
 def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:

@@ -23,6 +23,7 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
+from clustersim.model.frozen_layers import train_alone
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
@@ -35,6 +36,7 @@ from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
+    INDEXER,
     LOW_PRECISION_LAYERS,
     MATRICES,
     LayerOperators,
@@ -96,7 +98,15 @@ def transformer_layer(
             replace(operator, parameter_group=group) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
-    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
+    layer = LayerOperators(keep_gathered_inputs(rank, operators), input_bytes)
+    return _as_trained(layer, RankContext(model, training, shard))
+
+
+def _as_trained(layer: LayerOperators, rank: RankContext) -> LayerOperators:
+    """The layer with adapters, or with gradients of indexers alone, if that is what is trained."""
+    if rank.model.trains_indexer_only:
+        return train_alone(layer, INDEXER)
+    return apply_lora(layer, rank.training, rank.shard)
 
 
 def _layer_group(training: Training) -> str:
@@ -217,7 +227,7 @@ def embedding_layer(model: TransformerModel, training: Training, shard: LayerSha
         operators.append(norm_operator(rank, "embedding.norm", forks=False))
     if model.dropout:
         operators.append(residual_stream_operator(rank, "embedding.dropout", memory_bound.DROPOUT))
-    return apply_lora(LayerOperators(tuple(operators), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
+    return _as_trained(LayerOperators(tuple(operators), float(shard.tokens * _TOKEN_ID_BYTES)), rank)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -239,7 +249,7 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
     # backward runs the first one last, which completes the weight gradient
     mtp_logits = replace(first_logits, parameter_count=0, region_input=RegionInput.OTHER, linear=None)
     operators += mtp_count * [mtp_logits, *remaining]
-    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), rank.residual_bytes), training, shard)
+    return _as_trained(LayerOperators(keep_gathered_inputs(rank, operators), rank.residual_bytes), rank)
 
 
 def _logits_and_loss(rank: RankContext) -> list[Operator]:

@@ -31,6 +31,8 @@ MATRICES = "matrices"
 """Parameter group of layers whose matrices an optimizer orthogonalizes, with norms."""
 ADAPTERS = "adapters"
 """Parameter group of trained LoRA adapters of frozen matrices."""
+INDEXER = "indexer"
+"""Parameter group of indexers of sparse attention that are trained alone."""
 
 
 class ParallelRegion(Enum):
@@ -174,7 +176,7 @@ class Operator:
     run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
     region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
     copies are made once per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while
-    its backward runs.
+    its backward runs; forward_only: no gradient passes it, so that its collectives have none either.
     """
 
     name: str
@@ -203,6 +205,7 @@ class Operator:
     region_input_bytes: Bytes | None = None
     cached_cast_elements: int = 0
     matrices: tuple[WeightMatrix, ...] = ()
+    forward_only: bool = False
 
     def is_in_modules(self, modules: Set[RecomputeModule]) -> bool:
         """Whether it belongs to one of the modules."""

@@ -5,8 +5,12 @@ all keys of a query, sum over its few heads of w_h ReLU(q_h k), with queries fro
 per token, and a weight per head from the layer's input. Attention sees the `index_topk` keys with the highest scores.
 Operators: `mixers.deepseek_sparse_attention`.
 
+Two stages of training (section 2.1 there): in the dense warm-up (`warms_up`) attention sees all keys, and the indexer
+alone is trained, to score as attention weights them; then attention is sparse and all is trained.
+
 Model FLOP: of attention 12 per query width and selected key, as of a window as long; of the indexer's scores 2 per
 width and key forward, and 4 per selected key backward. Its weights count six like all, though it has no input gradient.
+In the warm-up attention and all other weights count forward alone, and the indexer's gradients are at all keys.
 """
 
 from collections.abc import Mapping
@@ -26,16 +30,24 @@ from clustersim.model.mixer import AttentionFlopConvention, ContextRule
 
 @dataclass(frozen=True, slots=True)
 class DeepseekSparseAttention(SoftmaxAttention):
-    """Latent attention to the `index_topk` keys that an indexer of `index_heads` heads of `index_head_dim` selects."""
+    """Latent attention to the `index_topk` keys that an indexer of `index_heads` heads of `index_head_dim` selects.
+
+    warms_up: the indexer is trained alone, while attention is to all keys.
+    """
 
     label: ClassVar[str] = "sparse attention"
-    context_rule: ClassVar[ContextRule] = ContextRule.KEY_GATHER
     saves_by_selection: ClassVar[bool] = True
 
     latent: LatentAttention
     index_heads: int = 64
     index_head_dim: int = 128
     index_topk: int = 2048
+    warms_up: bool = False
+
+    @property
+    def context_rule(self) -> ContextRule:  # type: ignore[override]
+        """Keys are gathered; how the warm-up works on parts of sequences is not known."""
+        return ContextRule.NONE if self.warms_up else ContextRule.KEY_GATHER
 
     @property
     def heads(self) -> int:
@@ -111,6 +123,8 @@ class DeepseekSparseAttention(SoftmaxAttention):
         """Attention to selected keys; the indexer's scores of all keys, and their gradients at the selected ones."""
         key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
         every, selected = key_count(sequence, None), key_count(sequence, self.index_topk)
+        if self.warms_up:
+            return self.latent.mixing_flops(sequence, convention) / 3 + self.index_width * 6.0 * every
         attention = 6.0 * self.heads * (self.head_dim + self.v_head_dim) * selected
         return attention + self.index_width * (2.0 * every + 4.0 * selected)
 

@@ -26,6 +26,7 @@ from clustersim.model.layer_stack import (
 )
 from clustersim.model.lora import Lora, Projection
 from clustersim.model.mixer import Mixer
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 
 
 class Norm(Enum):
@@ -113,6 +114,11 @@ class TransformerModel:
     def uses_latent_attention(self) -> bool:
         """Whether some layer has multi-head latent attention (MLA)."""
         return any(isinstance(attention, LatentAttention) for attention in self.distinct_attentions)
+
+    @property
+    def trains_indexer_only(self) -> bool:
+        """Whether all weights but those of indexers are frozen: their warm-up before attention becomes sparse."""
+        return any(isinstance(one, DeepseekSparseAttention) and one.warms_up for one in self.distinct_mixers)
 
     @property
     def position_table_rows(self) -> int:

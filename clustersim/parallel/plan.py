@@ -196,7 +196,7 @@ class Plan:
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The model's parameter groups."""
         experts = bool(self.model.distinct_routed_moes)
-        return parameter_groups(self.layout, self.training, experts=experts)
+        return parameter_groups(self.layout, self.training, experts=experts, indexer=self.model.trains_indexer_only)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:

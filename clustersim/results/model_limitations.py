@@ -28,7 +28,7 @@ SCAN_NOTE: Final = (
 )
 SPARSE_ATTENTION_NOTE: Final = (
     "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 "
-    "and B200, of the indexer's scores and loss assumed; dense warm-up of the indexer"
+    "and B200, of the indexer's scores and loss assumed"
 )
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (

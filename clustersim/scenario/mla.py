@@ -12,7 +12,7 @@ from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.mixer import Mixer
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import PositionEncoding, TransformerModel, map_layers
-from clustersim.scenario.config.model import DsaConfig, MlaConfig, ModelConfig
+from clustersim.scenario.config.model import DsaConfig, DsaStage, MlaConfig, ModelConfig
 
 _EXCLUDED_KEYS: Final = (
     "kv_heads",
@@ -68,7 +68,7 @@ def with_sparse_attention(model: TransformerModel, config: ModelConfig) -> Trans
 
 
 def _apply_sparse(mixer: Mixer | None, dsa: DsaConfig) -> Mixer | None:
-    sizes = dsa.index_n_heads, dsa.index_head_dim, dsa.index_topk
+    sizes = dsa.index_n_heads, dsa.index_head_dim, dsa.index_topk, dsa.stage is DsaStage.DENSE_WARM_UP
     match mixer:
         case LatentAttention() as latent:
             return DeepseekSparseAttention(latent, *sizes)

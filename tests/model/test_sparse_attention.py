@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.documents import Documents, PackedBatch
+from clustersim.model.flops import token_flops
 from clustersim.model.kernels import Kernel, KernelKind, SparseAttentionShape, SparseRoutine
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
-from clustersim.model.layers import LayerOperators, transformer_layer
+from clustersim.model.layers import LayerOperators, embedding_layer, head_layer, transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention
-from clustersim.model.operators import DENSE, LayerShard, ShardAxis, TpCombine
+from clustersim.model.operators import DENSE, INDEXER, LayerShard, ShardAxis, TpCombine
 from clustersim.model.presets import load_preset
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
@@ -200,3 +201,47 @@ def test_packed_documents_are_scored_and_selected_apart() -> None:
     assert scores[0] == pytest.approx(scores[1] * (256 + 1) / (TOKENS + 1))
     core = [_kernels(layer, SparseRoutine.SPARSE_MLA)[False] for layer in (packed, single)]
     assert core[0] == pytest.approx(core[1] * 256 / TOP_K)
+
+
+WARM_UP = replace(SPARSE, warms_up=True)
+
+
+def test_in_the_warm_up_gradients_pass_the_indexer_alone() -> None:
+    """Forward of latent attention is as it is; weight gradients are those of the indexer's three matrices."""
+    layer, dense = _layer(WARM_UP), _layer(LATENT)
+    forward = [kernel for op in layer.operators for kernel in op.forward]
+    assert set(forward) >= {kernel for op in dense.operators for kernel in op.forward}
+    backward = {op.name for op in layer.operators if op.saves_for_backward}
+    assert backward == {op.name for op in layer.operators if op.name.startswith("indexer.")}
+    assert {op.name for op in layer.operators if op.forward_only} == {op.name for op in layer.operators} - backward
+    matmuls = [kernel for op in layer.operators for kernel in op.weight_gradient if kernel.kind is KernelKind.MATMUL]
+    assert sum(kernel.flops for kernel in matmuls) == 2.0 * TOKENS * INDEX_MATRICES
+    trained = sum(op.gradient_count for op in layer.operators)
+    assert trained == INDEX_MATRICES + 2 * 64 == layer.parameters_by_group[INDEXER]
+
+
+def test_in_the_warm_up_the_indexer_learns_from_all_keys() -> None:
+    """Scores and their three products of each pair of query and key, and what 32 heads of 96 attend to, twice."""
+    layer, pairs = _layer(WARM_UP), TOKENS * (TOKENS + 1) / 2
+    scores = _kernels(layer, SparseRoutine.LIGHTNING_INDEXER)
+    assert (scores[False], scores[True]) == (2 * INDEX_WIDTH * pairs, 6 * INDEX_WIDTH * pairs)
+    loss = _kernels(layer, SparseRoutine.INDEXER_LOSS)
+    assert loss[False] == loss[True] == 2 * 32 * 96 * pairs
+    assert _kernels(layer, SparseRoutine.SPARSE_MLA) == {False: 0.0, True: 0.0}
+
+
+def test_model_flops_of_the_warm_up_are_forward_ones_and_the_indexers() -> None:
+    """Two per weight and token; of the indexer six; a third of dense attention, and six per index width and key."""
+    model = _model(WARM_UP)
+    matrices = LATENT.matrix_elements(HIDDEN) + model.vocab * HIDDEN
+    attention = LATENT.mixing_flops(TOKENS, AttentionFlopConvention.FULL) / 3
+    expected = 2 * matrices + 6 * INDEX_MATRICES + attention + 6 * INDEX_WIDTH * TOKENS
+    assert token_flops(model, TOKENS) == pytest.approx(expected)
+
+
+def test_the_ends_of_the_model_have_no_gradient_in_the_warm_up() -> None:
+    model = _model(WARM_UP)
+    for build in (embedding_layer, head_layer):
+        unit = build(model, Training(TOKENS, 1), LayerShard(1, TOKENS, TOKENS))
+        assert unit.saved_bytes == 0
+        assert not any(op.saves_for_backward or op.gradient_count for op in unit.operators)

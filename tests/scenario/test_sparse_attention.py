@@ -13,6 +13,7 @@ from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 MLA = {"q_lora_rank": 256, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
 SMALL: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 2048, "vocab": 2048, "mla": MLA}
 DSA = {"index_n_heads": 16, "index_head_dim": 64, "index_topk": 1024}
+WARM_UP = {**DSA, "stage": "dense_warm_up"}
 
 
 def _scenario(model: dict[str, Any] | str, sequence: int = 4096, **sections: Any) -> Scenario:
@@ -63,6 +64,9 @@ def test_sizes_of_a_preset_may_be_changed() -> None:
         ({**SMALL, "dsa": DSA}, {"training": {"attention": "standard"}}, "standard computes the scores of all keys"),
         ({**SMALL, "dsa": DSA}, {"training": {"precision": {"compute": "fp8", "attention": "fp8"}}}, "in bf16 alone"),
         ({**SMALL, "dsa": DSA}, {"training": {"lora": {"rank": 8, "targets": ["o"]}}}, "adapters of sparse attention"),
+        ({**SMALL, "dsa": WARM_UP}, {"layout": {"cp": 2, "dp": 4}}, "how sparse attention works on a part of one"),
+        ({**SMALL, "dsa": WARM_UP}, {"training": {"optimizer": "muon"}}, "muon of an indexer that is trained alone"),
+        ({**SMALL, "dsa": {**DSA, "stage": "warm"}}, {}, "model.dsa.stage"),
         ({**SMALL, "dsa": DSA, "window": 512}, {}, "window"),
         ({**SMALL, "dsa": DSA}, {"layout": {"tp": 32}, "cluster": {"name": "dgx-h100", "gpus": 32}}, "heads"),
     ],
@@ -98,3 +102,17 @@ def test_attention_to_selected_keys_pays_off_where_sequences_are_long() -> None:
     }
     assert times["sparse"][1] / times["sparse"][0] < times["dense"][1] / times["dense"][0]
     assert times["sparse"][1] < times["dense"][1]
+
+
+@pytest.mark.parametrize("layout", [{"dp": 8}, {"tp": 2, "pp": 2, "dp": 2, "sequence_parallel": True, "data": "zero1"}])
+def test_the_warm_up_needs_no_states_but_the_indexers_and_sends_no_other_gradients(layout: dict[str, Any]) -> None:
+    warm_up, sparse = (simulate(_scenario({**SMALL, "dsa": dsa}, layout=layout)) for dsa in (WARM_UP, DSA))
+    assert warm_up.peak_memory < sparse.peak_memory / 2
+    assert warm_up.model_flops.model < sparse.model_flops.model
+
+
+def test_the_warm_up_runs_with_experts_and_fully_sharded() -> None:
+    experts = {"count": 8, "top_k": 2, "ffn": 512}
+    model = {**SMALL, "dsa": WARM_UP, "experts": experts}
+    for layout in ({"dp": 8, "ep": 4}, {"dp": 8, "data": "fsdp"}):
+        assert simulate(_scenario(model, layout=layout)).step_time > 0

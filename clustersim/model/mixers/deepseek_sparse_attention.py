@@ -1,4 +1,4 @@
-"""Operators of DeepSeek's sparse attention (`model.sparse_attention_spec`) on one rank, in its sparse training stage.
+"""Operators of DeepSeek's sparse attention (`model.sparse_attention_spec`) on one rank.
 
 Kernels are those that Megatron-Core takes with `dsa_kernel_backend` cudnn or tilelang (megatron/core/transformer/
 experimental_attention_variant/{absorbed_mla,dsa}.py, ops/). Attention runs in the latent space (`absorbed`), where all
@@ -6,6 +6,9 @@ heads share one key and value per token: queries are multiplied by the keys' up 
 values' behind it. Tensor parallelism splits these heads, and repeats the indexer (`lightning_indexer`). Selected rows
 are taken to be read from device memory once: they stay in the L2 cache, as in the kernels' published times.
 Context-parallel ranks gather the latent vectors of all tokens, and scatter the sum of their gradients.
+
+In the dense warm-up of the indexer latent attention runs as it is, next to the indexer: its scores of all keys, and its
+loss over them. No gradient passes anything else (`model.frozen_layers`).
 
 Saved besides the latent vectors and what the indexer saves: queries and keys as attention reads them, and its output in
 the latent space.
@@ -26,7 +29,9 @@ from clustersim.model.kernels import (
 )
 from clustersim.model.linear import matmul_kernel
 from clustersim.model.mixers.latent_attention import (
+    core_operators,
     full_bytes,
+    head_operators,
     latent_vector_operators,
     output_operator,
     query_operator,
@@ -36,6 +41,8 @@ from clustersim.model.mixers.lightning_indexer import (
     INDEX_BYTES,
     TILE_HEADS,
     SparseRank,
+    dense_loss_operator,
+    dense_scores_operator,
     gathered_inputs,
     indexer_operators,
     loss_operator,
@@ -43,6 +50,7 @@ from clustersim.model.mixers.lightning_indexer import (
     scores_operator,
 )
 from clustersim.model.operators import (
+    INDEXER,
     Operator,
     ParallelRegion,
     RegionInput,
@@ -67,6 +75,15 @@ def deepseek_sparse_attention_operators(
     """The operators between the norm, which is never fused into them, and the residual add."""
     local = SparseRank(rank, attention)
     *latents, last = latent_vector_operators(rank, attention.latent)
+    if attention.warms_up:
+        indexer = (*indexer_operators(local), dense_scores_operator(local), dense_loss_operator(local))
+        return [
+            *(*latents, replace(last, tp_collectives=gathered_inputs(local))),
+            *head_operators(rank, attention.latent),
+            *core_operators(rank, attention.latent),
+            *(replace(operator, parameter_group=INDEXER, region=ParallelRegion.SHARDED) for operator in indexer),
+            output_operator(rank, attention.latent),
+        ]
     core = (scores_operator(local), loss_operator(local), _core_operator(local))
     return [
         *(*latents, replace(last, tp_collectives=gathered_inputs(local))),

@@ -42,8 +42,8 @@ def latent_attention_operators(
     """The operators of MLA between its norm, which is never fused into them, and the residual add."""
     return [
         *latent_vector_operators(rank, attention),
-        *_head_operators(rank, attention),
-        *_core_operators(rank, attention),
+        *head_operators(rank, attention),
+        *core_operators(rank, attention),
         output_operator(rank, attention),
     ]
 
@@ -66,7 +66,7 @@ def latent_vector_operators(rank: RankContext, attention: LatentAttention) -> li
     return [queries, _latent_norm(rank, "attention.query_norm", attention.q_lora_rank), *keys_values]
 
 
-def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
+def head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
     queries = query_operator(rank, attention)
@@ -129,7 +129,8 @@ def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     )
 
 
-def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
+def core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
+    """Attention of this rank's heads to all keys."""
     shard, heads = rank.shard, attention.heads // rank.shard.tp
     shape = AttentionShape(
         *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(heads), shard.core_heads(heads)),

@@ -252,6 +252,47 @@ def loss_operator(local: SparseRank) -> Operator:
     )
 
 
+def dense_scores_operator(local: SparseRank) -> Operator:
+    """Scores of all keys, and their gradients: of the warm-up, in which none are selected."""
+    attention, keys = local.attention, local.rank.shard.keys
+    operands = local.tokens * (attention.index_width + attention.index_head_dim) * local.width
+    products, written = 2.0 * local.tokens * attention.index_width * local.scored, local.tokens * keys * FP32_BYTES
+    forward, backward = (
+        local.kernel(name, SparseRoutine.LIGHTNING_INDEXER, work, every=True, backward=is_backward)
+        for name, work, is_backward in (
+            ("indexer.scores", (products, operands + written), False),
+            ("indexer.scores.input_gradient", (3 * products, 2 * operands + written), True),
+        )
+    )
+    block = min(_QUERY_BLOCK, local.rank.shard.sequence)
+    temporary_bytes = float(2 * block * keys * FP32_BYTES)  # scores, and what attention weights
+    return Operator("indexer.scores", ParallelRegion.SHARDED, (forward,), (backward,), temporary_bytes=temporary_bytes)
+
+
+def dense_loss_operator(local: SparseRank) -> Operator:
+    """What the heads attend to among all keys, summed over all ranks' heads, and the loss; backward does it again."""
+    latent, scores = local.attention.latent, local.tokens * local.scored
+    operands = 2 * local.tokens * local.heads * latent.head_dim * local.width
+    target_work = 2.0 * local.heads * latent.head_dim * scores, operands + scores * FP32_BYTES
+    kernels = {
+        is_backward: (
+            local.kernel("indexer.target", SparseRoutine.INDEXER_LOSS, target_work, every=True, backward=is_backward),
+            local.kernel(
+                *("indexer.loss", SparseRoutine.INDEXER_LOSS, (0.0, _LOSS_PASSES * scores * FP32_BYTES)),
+                every=True,
+                backward=is_backward,
+            ),
+        )
+        for is_backward in (False, True)
+    }
+    sums = (TpCollective(TpCombine.SUM, float(scores * FP32_BYTES), "attention of all heads"),)
+    summed = sums if local.rank.shard.tp > 1 else ()
+    return Operator(
+        *("indexer.loss", ParallelRegion.SHARDED, kernels[False], kernels[True]),
+        tp_collectives=TpCollectives(after_forward=summed, before_backward=summed),
+    )
+
+
 def padded_heads(heads: int, block: int) -> int:
     """Heads that a kernel with blocks of heads computes."""
     return -(-heads // block) * block

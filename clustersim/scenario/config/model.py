@@ -1,6 +1,7 @@
 """What may a scenario file say about its model?"""
 
 import math
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
@@ -126,6 +127,13 @@ class MlaConfig(ConfigModel):
     """value dimensions per head; left out: the model's"""
 
 
+class DsaStage(Enum):
+    """Stages of training sparse attention."""
+
+    SPARSE = "sparse"
+    DENSE_WARM_UP = "dense_warm_up"
+
+
 class DsaConfig(ConfigModel):
     """`model.dsa`: DeepSeek's sparse attention (DSA), latent attention to the keys that an indexer selects."""
 
@@ -136,6 +144,8 @@ class DsaConfig(ConfigModel):
     """dimensions of each of its heads"""
     index_topk: TokenCount = 2048
     """keys that each query attends to"""
+    stage: Annotated[DsaStage, enum_parser(DsaStage)] = DsaStage.SPARSE
+    """sparse, or dense_warm_up: attention to all keys with everything but the indexer frozen"""
 
 
 class LayerConfig(ConfigModel):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from clustersim.model.optimizers import Muon, Optimizer
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import AttentionBackend
 from clustersim.scenario.resolved import ResolvedScenario
@@ -27,3 +28,8 @@ def check_selected_keys(scenario: ResolvedScenario) -> Iterator[str]:
         )
     if training.lora is not None and isinstance(mixer, DeepseekSparseAttention):
         yield f"training.lora: adapters of {mixer.label}, whose indexer learns by itself, are not modelled"
+    if scenario.model.trains_indexer_only and isinstance(training.optimizer, Muon):
+        yield Problem(
+            "training.optimizer: muon of an indexer that is trained alone is not modelled",
+            Remedy("training.optimizer", ((Optimizer.ADAM.value,),)),
+        )
