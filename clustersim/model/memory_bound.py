@@ -280,21 +280,13 @@ GATED_RMSNORM = MemoryBoundSpec(
 )
 # Zamba2RMSNormGated of Transformers (models/zamba2/modeling_zamba2.py): besides its norm, an RMSNorm, the gate to FP32
 # (1 + 1), SiLU (2) and the product (3). Backward: both gradients of the product (6), SiLU's (3), and back (1 + 1).
+_EAGER_GATE = (MemoryPasses(1, fp32=6, launches=3), MemoryPasses(1, fp32=10, launches=4), MemoryPasses(0, fp32=3))
 _GATED_RMSNORM_UNFUSED = MemoryBoundSpec(
     KernelKind.NORM,
     MemoryBoundOp.GATED_RMSNORM,
-    *(
-        norm.with_more(gate)
-        for norm, gate in zip(
-            _EAGER_RMSNORM,
-            (
-                MemoryPasses(1, fp32=6, launches=3),
-                MemoryPasses(1, fp32=10, launches=4),
-                MemoryPasses(0, fp32=3, launches=0),
-            ),
-            strict=True,
-        )
-    ),
+    _EAGER_RMSNORM[0].with_more(_EAGER_GATE[0]),
+    _EAGER_RMSNORM[1].with_more(_EAGER_GATE[1]),
+    _EAGER_RMSNORM[2].with_more(_EAGER_GATE[2]),
 )
 L2NORM = MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.L2NORM, MemoryPasses(2), MemoryPasses(3), fused=True)
 SILU = MemoryBoundSpec(

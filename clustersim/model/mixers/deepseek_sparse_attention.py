@@ -173,8 +173,8 @@ def _core_operator(local: SparseRank) -> Operator:
     tokens, queries = local.tokens, local.attention.absorbed_width
     values = local.attention.latent.kv_lora_rank
     statistics = tokens * local.heads * FP32_BYTES
-    operands = (tokens * local.heads + local.key_tokens) * queries * local.width
-    operands += tokens * local.selected * INDEX_BYTES
+    packed_bytes = (tokens * local.heads + local.key_tokens) * queries * local.width
+    operands = packed_bytes + tokens * local.selected * INDEX_BYTES
     outputs = tokens * local.heads * values * local.width
     scores = 2.0 * tokens * local.selected
     forward = local.kernel(

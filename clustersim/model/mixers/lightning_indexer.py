@@ -68,7 +68,7 @@ class SparseRank:
         return self.rank.shard.tokens
 
     @property
-    def width(self) -> int:
+    def width(self) -> Bytes:
         """Bytes of an element."""
         return self.rank.dtype.bytes
 
@@ -125,7 +125,15 @@ class SparseRank:
             sizes = (attention.index_heads, attention.index_head_dim, 0)
         selected = 0 if every else min(attention.index_topk, shard.keys)
         shape = SparseAttentionShape(routine, shard.batch, shard.sequence, *sizes, selected, backward=backward)
-        return Kernel(name, KernelKind.SPARSE_ATTENTION, self.rank.dtype, *map(float, work), shape)
+        flops, moved_bytes = work
+        return Kernel(
+            name,
+            KernelKind.SPARSE_ATTENTION,
+            self.rank.dtype,
+            flops=float(flops),
+            bytes=float(moved_bytes),
+            shape=shape,
+        )
 
 
 def gathered_inputs(local: SparseRank) -> TpCollectives:
