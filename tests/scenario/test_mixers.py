@@ -83,7 +83,9 @@ def test_a_step_of_a_hybrid_with_mtp_layers_takes_what_these_do() -> None:
 
 
 def test_changes_of_all_layers_reach_multi_token_prediction_layers() -> None:
-    model = _scenario({"preset": "qwen3-next-80b-a3b", "heads": 32, "mtp_layers": 1, "experts": {"count": 8}}).model
+    changed = {"preset": "qwen3-next-80b-a3b", "heads": 32, "mtp_layers": 1, "experts": {"count": 8, "top_k": 2}}
+    mapping = {"model": changed, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"dp": 8}}
+    model = Scenario.from_mapping({**mapping, "training": {"sequence": 1024, "global_batch": 8}}).model
     (mtp,) = model.mtp_stack
     assert mtp.spec.attention is not None
     assert mtp.spec.moe is not None
@@ -188,7 +190,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"hybrid_layer_pattern": "M*-/", "mamba": MAMBA}, "/ is no multi-token prediction layer"),
     ({"hybrid_layer_pattern": "M*-", "mtp_layers": 1, "mamba": MAMBA}, "has 0 multi-token prediction layers"),
     ({"hybrid_layer_pattern": "M*-/*-", "mtp_layers": 2, "mamba": MAMBA}, "but mtp_layers is 2"),
-    ({"hybrid_layer_pattern": "+-"}, r"\+ is multi-head latent attention; give mla"),
+    ({"hybrid_layer_pattern": "+-"}, "+ is multi-head latent attention; give mla"),
     ({"hybrid_layer_pattern": "D-"}, "D is DeepSeek's sparse attention; give mla and dsa"),
     ({"layers": 4, "mixer": "moba"}, "moba: is missing"),
     ({"layers": 4, "mixer": "moba", "window": 64, "moba": MOBA}, "causal attention without a window"),
