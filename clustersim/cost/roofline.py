@@ -21,7 +21,7 @@ masked. In block-scaled formats attention is faster than in BF16 by a constant. 
 library has no kernel for is computed as the next larger one that it has (`hardware.alignment`, which also
 gives the slowdown of matmuls with badly aligned operands). Where heads of keys and values differ in size (latent
 attention), another kernel may run, slower by a constant. Grouped GEMMs of experts are in
-`cost.grouped_gemm`; the shares of both rates that kernels of scans reach in `cost.scan_rates`.
+`cost.grouped_gemm`; the shares of both rates that kernels of scans and of sparse attention reach in `cost.scan_rates`.
 
 In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
 power and is slowed less, or not at all (`power_limited_rate`): at 34 % of the peak, FlashAttention-2 on an
@@ -59,6 +59,7 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
     ScanRoutine,
     ScanShape,
+    SparseAttentionShape,
 )
 from clustersim.model.training import AttentionBackend
 
@@ -111,8 +112,8 @@ class Roofline:
             return self._matmul_work(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
             return self._attention_work(kernel, kernel.shape)
-        if isinstance(kernel.shape, ScanShape):
-            return self._scan_work(kernel, kernel.shape)
+        if isinstance(kernel.shape, ScanShape | SparseAttentionShape):
+            return self._library_work(kernel, kernel.shape)
         compute, memory = kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes)
         if not isinstance(kernel.shape, MemoryBoundShape):
             return KernelWork(compute, memory)
@@ -120,19 +121,19 @@ class Roofline:
             return KernelWork(compute, elementwise)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
-        share = self._scan_share(kernel.shape)
+        share = self._library_share(kernel.shape)
         return KernelWork(compute / share, memory / (ratio * share))
 
-    def _scan_work(self, kernel: Kernel, shape: ScanShape) -> KernelWork:
+    def _library_work(self, kernel: Kernel, shape: ScanShape | SparseAttentionShape) -> KernelWork:
         """Products at the matmuls' rate, of a selective scan on vector units; both at the library's share."""
         is_vector = shape.routine is ScanRoutine.SELECTIVE_SCAN
         rate = self.accelerator.peak_flops(DType.FP32) if is_vector else matmul_rate(self.accelerator, kernel.dtype)
-        share = self._scan_share(shape)
+        share = self._library_share(shape)
         bandwidth_share = share * self.accelerator.efficiency.operator_bandwidth_ratio
         return KernelWork(kernel.flops / rate / share, self._memory_seconds(kernel.bytes) / bandwidth_share)
 
-    def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
-        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all; 1 of PyTorch's own."""
+    def _library_share(self, shape: ScanShape | SparseAttentionShape | MemoryBoundShape) -> float:
+        """Share of the roofline that a library's kernels reach, on this accelerator or on all; 1 of PyTorch's own."""
         if isinstance(shape, MemoryBoundShape) and not shape.fused:
             return 1.0
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)

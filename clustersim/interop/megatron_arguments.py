@@ -31,7 +31,6 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     "kitchen-config-file": _UNREAD_FILE,
     "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
     "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
-    "mtp-hybrid-override-pattern": "multi-token prediction layers of several kinds are not modelled",
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),

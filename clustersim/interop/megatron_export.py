@@ -19,6 +19,7 @@ from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
 from clustersim.model.optimizers import AnyOptimizer, Dion, Muon, Optimizer
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.context_parallel import ContextParallelKind
@@ -104,6 +105,9 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
             yield from _window_flags(model)
         case LatentAttention() as latent:
             yield from _mla_flags(latent)
+        case DeepseekSparseAttention() as sparse:
+            yield from _mla_flags(sparse.latent)
+            yield from _dsa_flags(sparse)
     yield from hybrid_flags(model)
     yield from _layer_option_flags(model)
     yield from _vocab_flags(model, scenario.layout.tp)
@@ -155,6 +159,17 @@ def _mla_flags(latent: LatentAttention) -> Iterator[Flag]:
     yield "qk-head-dim", str(latent.qk_nope_head_dim)
     yield "qk-pos-emb-head-dim", str(latent.qk_rope_head_dim)
     yield "v-head-dim", str(latent.v_head_dim)
+
+
+def _dsa_flags(sparse: DeepseekSparseAttention) -> Iterator[Flag]:
+    """DeepSeek's sparse attention with fused kernels, whose indexer learns from the selected keys."""
+    yield "experimental-attention-variant", "dsa"
+    yield "dsa-indexer-n-heads", str(sparse.index_heads)
+    yield "dsa-indexer-head-dim", str(sparse.index_head_dim)
+    yield "dsa-indexer-topk", str(sparse.index_topk)
+    yield "dsa-indexer-loss-coeff", "0.01"
+    yield ("dsa-indexer-use-sparse-loss",)
+    yield "dsa-kernel-backend", "cudnn"
 
 
 def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:

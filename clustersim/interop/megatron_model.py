@@ -75,6 +75,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mtp_layers": parsed.integer("mtp-num-layers"),
         **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
+        "dsa": _dsa_config(parsed),
         "attention_output_gate": parsed.has("attention-output-gate") or None,
     }
     model |= hybrid_config(parsed, hidden)
@@ -264,4 +265,28 @@ def _mla_config(parsed: MegatronArguments) -> dict[str, int | None] | None:
         "qk_nope_head_dim": parsed.integer("qk-head-dim", 128),
         "qk_rope_head_dim": parsed.integer("qk-pos-emb-head-dim", 64),
         "v_head_dim": parsed.integer("v-head-dim", 128),
+    }
+
+
+def _dsa_config(parsed: MegatronArguments) -> dict[str, int | None] | None:
+    """DeepSeek's sparse attention; raise InputError for what is not modelled of it."""
+    if parsed.text("experimental-attention-variant") != "dsa":
+        return None
+    backend = parsed.text("dsa-kernel-backend") or "none"
+    if backend == "none":
+        raise parsed.error(
+            "dsa-kernel-backend",
+            "none computes all scores unfused, which is not modelled; cudnn and tilelang are",
+        )
+    if parsed.integer("dsa-indexer-topk-freq", 1) != 1:
+        raise parsed.error("dsa-indexer-topk-freq", "layers that share selected keys are not modelled; 1 is")
+    if not parsed.real_number("dsa-indexer-loss-coeff", 0.0) or not parsed.has("dsa-indexer-use-sparse-loss"):
+        raise parsed.error(
+            "dsa-indexer-use-sparse-loss",
+            "only the indexer's loss over selected keys is modelled; give it, with --dsa-indexer-loss-coeff above 0",
+        )
+    return {
+        "index_n_heads": parsed.integer("dsa-indexer-n-heads", 64),
+        "index_head_dim": parsed.integer("dsa-indexer-head-dim", 128),
+        "index_topk": parsed.integer("dsa-indexer-topk", 2048),
     }

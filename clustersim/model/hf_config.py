@@ -31,7 +31,7 @@ from clustersim.model.hf_layernorm import (
 from clustersim.model.hf_llama import LLAMA_FAMILIES
 from clustersim.model.hf_llama_like import LLAMA_LIKE_READERS, MOE_LLAMA_LIKE_READERS
 from clustersim.model.hf_missing import MISSING_LAYERS
-from clustersim.model.hf_mla import MLA_FAMILIES, read_minicpm3, read_mla_model
+from clustersim.model.hf_mla import MLA_FAMILIES, SPARSE_FAMILIES, read_minicpm3, read_mla_model
 from clustersim.model.hf_renamed import MOE_RENAMED_READERS, RENAMED_READERS
 from clustersim.model.hf_state_space import STATE_SPACE_READERS
 from clustersim.model.hf_wrapped import TEXT_FAMILIES, text_part
@@ -118,7 +118,8 @@ def read_hf_config(path: Path) -> TransformerModel:
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
     if family in (*HYBRID_READERS, *STATE_SPACE_READERS):
         return
-    unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
+    is_sparse = family in SPARSE_FAMILIES
+    unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key) and not (is_sparse and key == "index_topk")]
     if unsupported:
         raise InputError(
             f"{path}: {unsupported[0]} is {content[unsupported[0]]!r}: {_UNSUPPORTED_KEYS[unsupported[0]]} is not "

@@ -33,6 +33,7 @@ class KernelKind(IdentityEnum):
     COPY = "copy"
     CAST = "cast"  # quantization into a format with scales
     SCAN = "scan"  # one kernel of a chunk-parallel scan: linear attention, state spaces
+    SPARSE_ATTENTION = "sparse_attention"  # one kernel of attention to selected keys, or of their selection
 
 
 TENSOR_CORE_KINDS: Final = frozenset(
@@ -261,7 +262,39 @@ class ScanShape:
     backward: bool = False
 
 
-KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape
+class SparseRoutine(IdentityEnum):
+    """What a kernel of sparse attention does; the value is its name in files.
+
+    LIGHTNING_INDEXER: scores of all keys, sums over heads of weighted rectified products; backward: their gradients at
+    the selected keys; INDEX_TOP_K: selection of the keys with the highest scores; INDEXER_LOSS: how much all heads
+    attend to each selected key, summed, which the indexer learns; SPARSE_MLA: attention of all heads to one key and
+    value per selected token.
+    """
+
+    LIGHTNING_INDEXER = "lightning_indexer"
+    INDEX_TOP_K = "index_top_k"
+    INDEXER_LOSS = "indexer_loss"
+    SPARSE_MLA = "sparse_mla"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseAttentionShape:
+    """One kernel of sparse attention of `batch` sequences: queries [sequence, heads, key_dim], values of value_dim.
+
+    selected: keys of each query that it works on; 0: all.
+    """
+
+    routine: SparseRoutine
+    batch: int
+    sequence: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    selected: int
+    backward: bool = False
+
+
+KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape | SparseAttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,5 +393,10 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
             return (
                 f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, state {key_dim} x {value_dim}, "
                 f"chunks of {chunk}{', backward' * backward}"
+            )
+        case SparseAttentionShape(routine, batch, sequence, heads, key_dim, value_dim, selected, backward):
+            return (
+                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, head dim {key_dim} and {value_dim}"
+                f"{f', {selected} keys each' if selected else ''}{', backward' * backward}"
             )
     return ""

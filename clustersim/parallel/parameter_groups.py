@@ -19,7 +19,16 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import operators
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, FROZEN, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
+from clustersim.model.operators import (
+    ADAPTERS,
+    DENSE,
+    EXPERTS,
+    FROZEN,
+    INDEXER,
+    LOW_PRECISION_LAYERS,
+    MATRICES,
+    QUANTIZED,
+)
 from clustersim.model.optimizers import AnyOptimizer, Optimizer
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
@@ -55,7 +64,7 @@ class DataParallelGroups:
 _DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
 _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN), _DENSE_GROUPS),
+        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN, INDEXER), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
@@ -101,19 +110,22 @@ class ParameterGroup:
 
 
 def parameter_groups(
-    layout: Layout, training: Training, *, experts: bool = False, frozen: bool = False
+    layout: Layout, training: Training, *, experts: bool = False, frozen: bool = False, indexer: bool = False
 ) -> tuple[ParameterGroup, ...]:
     """Parameter groups of a model, as the layout's strategy shards them.
 
-    experts: whether the model has MoE layers; frozen: whether some parts of it are not trained.
+    experts: whether the model has MoE layers; frozen: whether some parts of it are not trained; indexer: whether
+    indexers of sparse attention are trained alone.
     """
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
     formats |= {FROZEN: training.recipe.weight_formats} if frozen else {}
+    formats |= {INDEXER: training.recipe.weight_formats} if indexer else {}
+    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - {FROZEN}
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(
         replace(
             group,
-            is_trained=group.name != FROZEN and (training.lora is None or group.name == ADAPTERS),
+            is_trained=group.name in trained,
             optimizer=_group_optimizer(training, group.name),
         )
         for group in groups

@@ -227,7 +227,13 @@ class Plan:
         experts, encoder = bool(self.model.distinct_routed_moes), self.model.encoder
         models = (self.model,) if encoder is None else (self.model, encoder.model)
         has_frozen = any(model.gradients.has_frozen for model in models)
-        return parameter_groups(self.layout, self.training, experts=experts, frozen=has_frozen)
+        return parameter_groups(
+            self.layout,
+            self.training,
+            experts=experts,
+            frozen=has_frozen,
+            indexer=self.model.trains_indexer_only,
+        )
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:

@@ -42,6 +42,7 @@ _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = Mappi
     {
         TpCombine.GATHER: ("gather", CollectiveType.ALL_GATHER),
         TpCombine.SUM: ("sum", CollectiveType.ALL_REDUCE),
+        TpCombine.SUM_SCATTER: ("scatter the sum of", CollectiveType.REDUCE_SCATTER),
         TpCombine.EXCHANGE: ("exchange", CollectiveType.ALL_TO_ALL),
     }
 )
@@ -107,7 +108,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
         math.inf if sharding.layout.async_tensor_model_parallel_allreduce else _overlap_chunk_count(sharding.layout)
     )
     operator_work: list[_OperatorWork] = []
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         inputs, weights = _input_gradient(placed, sharding), _weight_gradient(placed)
         if placed.regathers_input:
             inputs = _attach_comm_op(_regather_input(placed, sharding), inputs, 0, overlap_chunks)
@@ -123,7 +124,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
 def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of the input-gradient half of a backward; its reductions overlap no weight gradient."""
     operator_work: list[_OperatorWork] = []
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         inputs = _input_gradient(placed, sharding)
         if placed.starts_region:
             reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
@@ -141,7 +142,7 @@ def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -
     operations: list[Operation] = []
     pending: dict[str, int] = {}
     last_index: dict[str, int] = {}
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         weights, group = _weight_gradient(placed), placed.operator.parameter_group
         if placed.regathers_input:
             weights = _attach_comm_op(_regather_input(placed, sharding), weights, 0, 1)
@@ -162,6 +163,12 @@ def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -
                 [operations[index]], completed + operations[index].gradient_count, group
             )
     return operations
+
+
+def _backward_order(layer: LayerOperators, sharding: LayerSharding) -> list["_PlacedOperator"]:
+    """The operators that gradients pass, last one first."""
+    placed_operators = reversed(_placed_operators(layer.operators, sharding))
+    return [placed for placed in placed_operators if not placed.operator.forward_only]
 
 
 def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[Operation]:

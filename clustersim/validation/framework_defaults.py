@@ -52,12 +52,11 @@ _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
 _FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
 _LIGER_NOTE: Final = "Liger kernels"
-# linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py): rope, rms_norm, swiglu and
-# fused_linear_cross_entropy are True
-_LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FLA_NOTE: Final = "flash-linear-attention's own trainer"
-# fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on by default; DeepSpeed's FusedAdam
-_FLA_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
+# Of both: linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py), rope, rms_norm, swiglu and
+# fused_linear_cross_entropy are True; fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on
+# by default, with DeepSpeed's FusedAdam
+_KERNEL_LIBRARY_FUSES: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
@@ -148,11 +147,11 @@ class FrameworkDefaults:
         """`training.loss` and `training.fused`, where the row says what is not the software's default."""
         notes = case.text("notes")
         if _LIGER_NOTE in notes:
-            return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
+            return {"loss": "fused_linear", "fused": [*_KERNEL_LIBRARY_FUSES]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
         if _FLA_NOTE in notes:
-            return stated_loss | {"fused": [*_FLA_KERNELS]}
+            return stated_loss | {"fused": [*_KERNEL_LIBRARY_FUSES]}
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})

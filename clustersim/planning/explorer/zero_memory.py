@@ -209,7 +209,7 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
     activations = Activations(plan)
     flags = {kind.value: int(activations.bytes_of(kind) != 0) for kind in ActivationKind if kind not in LAYER_KINDS}
     for layer_kind in range(space.layer_kind_count):
-        spec = space.layer_kind(0, layer_kind) if space.is_moe else plan.model.distinct_specs[0]
+        spec = space.layer_kind(0, layer_kind) if space.is_only_model else plan.model.distinct_specs[0]
         for kind in LAYER_KINDS - {ActivationKind.LAYER_GRADIENTS}:
             flags[kind_column(kind.value, layer_kind)] = int(activations.bytes_of(kind, spec) != 0)
         if space.is_moe:
