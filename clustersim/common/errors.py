@@ -122,9 +122,9 @@ def _closest_names(word: str, names: list[str]) -> list[str]:
     """
     parent, _, last = word.rpartition(".")
     last_components = {name: name.rpartition(".")[2] for name in names}
-    siblings = {name: last_components[name] for name in names if name.rpartition(".")[0] == parent}
+    same_section = {name: last_components[name] for name in names if name.rpartition(".")[0] == parent}
     return (
-        _match_spelling(last, siblings)
+        _match_spelling(last, same_section)
         or _names_spelled(last_components, {word})
         or _match_spelling(word, {name: name for name in names})
         or _match_spelling(last, last_components)
