@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
+from clustersim.interop.deepspeed_config import (
+    ZeroSettings,
+    is_deepspeed_fork,
+    sequence_parallel_config,
+    zero_settings,
+)
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import (
     CP_KIND_BY_FLAG,
@@ -279,6 +284,7 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
         "tp": tp,
         "cp": parsed.positive_integer("context-parallel-size"),
         **_context_config(parsed),
+        **sequence_parallel_config(parsed),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
         "etp": (parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 else None))
@@ -459,9 +465,8 @@ def _require_whole_microbatches(parsed: MegatronArguments, batch: int, microbatc
         key.partition(".")[0] for key in parsed.context.overridden
     }:
         return
-    ranks = math.prod(
-        parsed.positive_integer(f"{name}-parallel-size") for name in ("tensor-model", "pipeline-model", "context")
-    )
+    degrees = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel", "ds-sequence-parallel")
+    ranks = math.prod(parsed.positive_integer(f"{name}-size") for name in degrees)
     fitting = next((count for count in range(replicas, 0, -1) if batch % (microbatch * count) == 0), None)
     hint = f"; give --gpus {fitting * ranks}" if fitting else ""
     raise parsed.error(

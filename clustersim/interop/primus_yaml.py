@@ -139,6 +139,9 @@ def _require_a_decoder_s_step(file: YamlFile, values: Mapping[str, Any]) -> None
     own_layers = next((name for name in _OWN_LAYERS if _is_on(values.get(name))), None)
     if own_layers is not None:
         raise file.error(own_layers, f"{str(values[own_layers])[:40]}: layers of Primus' own are not known")
+    lora = values.get("lora")
+    if isinstance(lora, Mapping) and _is_on(lora.get("enabled", True)):
+        raise file.error("lora", "leave it out, and write training.lora in the scenario")
     if values.get("model_type") not in _DECODERS:
         raise file.error("model_type", f"{values['model_type']!r} is no decoder of text")
     is_pipelined = str(values.get("pipeline_model_parallel_size", 1)) != "1"
