@@ -44,6 +44,7 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
     ),
+    "parallel-attn": "leave it out, and write model.block: parallel in the scenario",
     "bitfit": "training of biases alone is not modelled",
     **dict.fromkeys(
         ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
@@ -66,7 +67,8 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
     r"per-split|gpus-per-node|tee|max-restarts|log_dir|redirects|"
-    r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
+    r"(file-|stderr-)?sink-level|disable-(last-saving|tensorboard|wandb|mlflow)|mlflow|structured-logs|fim-|model-type$|"
+    r"original-max-position|sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
 )
 """Flags that do not change the step, or are defaults of what is simulated."""
 
@@ -137,7 +139,21 @@ def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             grouped[flag] = (value,) if separator else ()
         elif flag:
             grouped[flag] = (*grouped[flag], word)
-    return grouped
+    is_epfl = any(word.partition("=")[0] == "--num_layers" for word in shell_words)
+    return _as_megatron(grouped) if is_epfl else grouped
+
+
+def _as_megatron(grouped: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Flags of epfLLM/Megatron-LLM by Megatron-LM's names; its layers have no biases unless a flag adds them."""
+    renamed = dict(grouped)
+    if renamed.pop("use-bias", None) is None:
+        renamed["disable-bias-linear"] = ()
+    if renamed.pop("use-rms-norm", None) is not None:
+        renamed["normalization"] = ("RMSNorm",)
+    if renamed.pop("no-tie-embed-logits", None) is not None:
+        renamed["untie-embeddings-and-output-weights"] = ()
+    heads = renamed.pop("num-attention-heads-kv", None)
+    return renamed if heads is None else {**renamed, "group-query-attention": (), "num-query-groups": heads}
 
 
 @dataclass

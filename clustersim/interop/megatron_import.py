@@ -7,13 +7,18 @@ rates, seeds, evaluation. Unsupported arguments raise an error if they define an
 reported. The cluster is not stated by any argument. The default global batch is one microbatch per replica.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
+from clustersim.interop.deepspeed_config import (
+    ZeroSettings,
+    is_deepspeed_fork,
+    zero_settings,
+)
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import (
     CP_KIND_BY_FLAG,
@@ -310,6 +315,8 @@ def _context_config(parsed: MegatronArguments) -> dict[str, Any]:
     cp, swapping = (parsed.positive_integer(key) for key in ("context-parallel-size", "ds-sequence-parallel-size"))
     if swapping > 1 and cp > 1:
         raise parsed.error("ds-sequence-parallel-size", "context-parallel-size splits sequences, too; write one")
+    if parsed.has("ds-sequence-parallel-fpdt"):
+        raise parsed.error("ds-sequence-parallel-fpdt", "sequences in chunks on the host are not modelled")
     if swapping > 1:
         return {"cp": swapping, "cp_kind": ContextParallelKind.ULYSSES.value}
     return {"cp": cp} | (_context_kind(parsed, kinds, sizes) if cp > 1 else {})
@@ -445,6 +452,7 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
+    _require_whole_microbatches(parsed, batch, microbatch, replicas)
     training: dict[str, Any] = {
         "sequence": parsed.required_integer("seq-length"),
         "global_batch": batch,
@@ -458,6 +466,22 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
         "overheads": _fused_routing(parsed) or None,
     }
     return {key: value for key, value in training.items() if value is not None}
+
+
+def _require_whole_microbatches(parsed: MegatronArguments, batch: int, microbatch: int, replicas: int) -> None:
+    """Raise InputError where replicas do not get the same microbatches; Megatron-LM refuses that, too."""
+    if batch % (microbatch * replicas) == 0 or {"training", "cluster", "layout"} & {
+        key.partition(".")[0] for key in parsed.context.overridden
+    }:
+        return
+    degrees = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel", "ds-sequence-parallel")
+    ranks = math.prod(parsed.positive_integer(f"{name}-size") for name in degrees)
+    fitting = next((count for count in range(replicas, 0, -1) if batch % (microbatch * count) == 0), None)
+    hint = f"; give --gpus {fitting * ranks}" if fitting else ""
+    raise parsed.error(
+        "global-batch-size",
+        f"{batch} sequences are no multiple of microbatches of {microbatch} on {replicas} data-parallel ranks{hint}",
+    )
 
 
 def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
@@ -565,12 +589,23 @@ def _recompute_config(parsed: MegatronArguments) -> Any:
         granularity, method, layers = "full", old_method, old_layers
     match granularity:
         case "full" if method == "block":
-            return "none" if layers == 0 else {"layers": 1 if layers is None else layers}
+            return _recomputed_block(parsed, 1 if layers is None else layers)
         case "full":
             return "full"
         case "selective":
             return {"modules": [*dict.fromkeys((*(modules or ("core_attn",)), *moe_modules))]}
     return None
+
+
+def _recomputed_block(parsed: MegatronArguments, layers: int) -> Any:
+    """The first layers of each stage; all of them where stages have no more."""
+    pp = parsed.positive_integer("pipeline-model-parallel-size")
+    schedule = _schedule_config(parsed, pp).get("schedule", {})
+    stages = pp * schedule.get("interleaved", {}).get("chunks", 1)
+    is_even = _layer_split(parsed) is None
+    if is_even and layers * stages >= parsed.required_integer("num-layers"):
+        return "full"
+    return {"layers": layers} if layers else "none"
 
 
 def _older_recompute(parsed: MegatronArguments) -> tuple[str | None, int | None]:

@@ -26,6 +26,7 @@ _POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi"
 """Names of bigscience's fork of Megatron-LM."""
 _NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 """Names of Megatron-DeepSpeed."""
+_HEAD_TYPES: Final = {"multihead": "multihead", "multiquery": "multiquery"}
 _TOKENIZER_PATHS: Final = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "tokenizer-file")
 _SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
@@ -42,6 +43,8 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     has_bias = not parsed.has("disable-bias-linear")
     is_gqa = parsed.has("group-query-attention")
     query_groups = parsed.integer("num-query-groups", 1)
+    if parsed.choice("attention-head-type", _HEAD_TYPES, "multihead") == "multiquery":  # of BigCode's fork
+        is_gqa, query_groups = True, 1
     positions = parsed.choice(
         "position-embedding-type", {**POSITIONS_BY_FLAG, **_POSITIONS_OF_FORKS, **_NO_POSITIONS}, "learned_absolute"
     )

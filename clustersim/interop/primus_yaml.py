@@ -47,12 +47,12 @@ _DEEPEP_STAGE: Final = 2
 def is_primus(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is an experiment."""
     modules = content.get("modules")
-    return isinstance(modules, Mapping) and isinstance(modules.get("pre_trainer"), Mapping)
+    return isinstance(modules, Mapping) and any(str(name).endswith("_trainer") for name in modules)
 
 
 def read_primus(file: YamlFile) -> YamlArguments:
     """The arguments of an experiment on Megatron-LM."""
-    trainer = file.content["modules"]["pre_trainer"]
+    trainer = _trainer(file)
     framework = trainer.get("framework", "megatron")
     if framework != "megatron":
         raise file.error("modules.pre_trainer.framework", f"{framework!r} is not read; megatron and torchtitan are")
@@ -79,12 +79,19 @@ def primus_job(text: str, source: str, context: ImportContext) -> Mapping[str, A
     """The sections of torchtitan's job that an experiment has; None: it is of another framework."""
     content = yaml_mapping(text, source)
     file = YamlFile(content, source, context, Unknowns())
-    trainer = content["modules"]["pre_trainer"] if is_primus(content) else {}
+    trainer = _trainer(file) if is_primus(content) else {}
     if trainer.get("framework") != "torchtitan":
         return None
     base = _merged(_preset(file, "modules", "torchtitan"), _preset(file, "models", "torchtitan"))
     sections = _merged(base, _overrides(file))
     return {name: _known(file, section) for name, section in sections.items() if isinstance(section, Mapping)}
+
+
+def _trainer(file: YamlFile) -> Mapping[str, Any]:
+    trainer = file.content["modules"].get("pre_trainer")
+    if not isinstance(trainer, Mapping):
+        raise file.error("modules", f"{', '.join(map(str, file.content['modules']))}: nothing but pre_trainer is read")
+    return trainer
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,19 +107,24 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 def _known(file: YamlFile, section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with its variables expanded and without keys that are null."""
     return {
-        key: _known(file, value) if isinstance(value, Mapping) else _number(file.expanded(value))
+        key: _known(file, value) if isinstance(value, Mapping) else _expanded_number(file, value)
         for key, value in section.items()
         if value is not None
     }
 
 
+def _expanded_number(file: YamlFile, value: Any) -> Any:
+    """A value of a file; digits that a variable stands for are a number."""
+    expanded = file.expanded(value)
+    return _number(expanded) if expanded != value else value
+
+
 def _number(value: Any) -> Any:
-    """A value of a file, a text of digits as a number: so are variables that a shell sets."""
     return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < _MAX_DIGITS else value
 
 
 def _overrides(file: YamlFile) -> Mapping[str, Any]:
-    overrides = file.content["modules"]["pre_trainer"].get("overrides") or {}
+    overrides = _trainer(file).get("overrides") or {}
     if not isinstance(overrides, Mapping):
         raise file.error("modules.pre_trainer.overrides", "is no mapping of arguments to values")
     return overrides
@@ -127,6 +139,9 @@ def _require_a_decoder_s_step(file: YamlFile, values: Mapping[str, Any]) -> None
     own_layers = next((name for name in _OWN_LAYERS if _is_on(values.get(name))), None)
     if own_layers is not None:
         raise file.error(own_layers, f"{str(values[own_layers])[:40]}: layers of Primus' own are not known")
+    lora = values.get("lora")
+    if isinstance(lora, Mapping) and _is_on(lora.get("enabled", True)):
+        raise file.error("lora", "leave it out, and write training.lora in the scenario")
     if values.get("model_type") not in _DECODERS:
         raise file.error("model_type", f"{values['model_type']!r} is no decoder of text")
     is_pipelined = str(values.get("pipeline_model_parallel_size", 1)) != "1"
@@ -166,7 +181,7 @@ def _apply_turbo(arguments: dict[str, Any]) -> list[str]:
 
 def _preset(file: YamlFile, kind: str, framework: str) -> dict[str, Any]:
     """The values of the module's file, or of the model's, with those that it extends."""
-    trainer = file.content["modules"]["pre_trainer"]
+    trainer = _trainer(file)
     key = {"modules": "config", "models": "model"}[kind]
     given = trainer.get(key)
     if given is None:

@@ -143,6 +143,7 @@ def test_virtual_stages_that_megatron_computes_have_no_effect(checkout: Path) ->
         ({"lfm_layer_types": ["conv"]}, "layers of Primus' own are not known"),
         ({"experimental_attention_variant": "gated_delta_net"}, "gated_delta_net: layers of Primus' own"),
         ({"model_type": "flux_schnell"}, "'flux_schnell' is no decoder of text"),
+        ({"lora": {"enabled": True, "dim": 16}}, "lora: leave it out, and write training.lora"),
         ({"patch_zero_bubble": True, "pipeline_model_parallel_size": 2}, "write schedule: zb-1p"),
         (
             {"patch_primus_pipeline": True, "pp_algorithm": "v-half", "pipeline_model_parallel_size": 2},
@@ -164,6 +165,7 @@ def test_another_step_is_refused(overrides: Mapping[str, Any], message: str, che
         ("config: pre_trainer.yaml", "config: sft.yaml", "sft.yaml is not here"),
         ("config: pre_trainer.yaml", "a: b", "config: is missing, as Primus would say, too"),
         ("framework: megatron", "framework: maxtext", "'maxtext' is not read"),
+        ("pre_trainer:", "post_trainer:", "modules: post_trainer: nothing but pre_trainer is read"),
         ("model: small.yaml", "model: small.yaml\n    trainer_class: Flux", "Flux: its step is not known"),
     ],
 )

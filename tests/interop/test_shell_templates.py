@@ -93,7 +93,8 @@ done
 is_wide() { if [ "$KIND" = first ]; then return 1; fi; }
 if is_wide; then CP=2; else CP=1; fi
 """
-    + f"{RUN} --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{PP:-1}} --context-parallel-size $CP"
+    + f"{RUN} --tensor-model-parallel-size $TP --pipeline-model-parallel-size ${{PP:-1}} --context-parallel-size $CP "
+    "--global-batch-size 96"
 )
 
 

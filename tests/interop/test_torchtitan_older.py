@@ -92,7 +92,7 @@ def test_a_format_that_is_not_turned_on_has_no_effect() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("fused_rmsnorm", "layernorm", "[model] norm_type: layernorm has no counterpart"),
+        ("fused_rmsnorm", "layernorm", "[model] norm_type: 'layernorm' has no counterpart"),
         (
             "pipeline_parallel_degree = 1",
             "pipeline_parallel_microbatches = 4",

@@ -84,6 +84,10 @@ class _Return(Exception):  # noqa: N818 - a jump, not an error
     pass
 
 
+class _Returned(_Return):
+    """Both branches of a condition that is not known returned."""
+
+
 class _Ended(Exception):  # noqa: N818 - a jump, not an error
     """Both branches of a condition that is not known left the iteration of their loop."""
 
@@ -98,12 +102,13 @@ class _Loop(Exception):  # noqa: N818 - a jump, not an error
 class _EarlyEnd:
     """The state in which branches that may be taken left a loop or a function, and the outcomes that lead there.
 
-    status: of the last command before, which is the function's.
+    status: of the last command before, which is the function's; assumed: all that holds there, guards included.
     """
 
     guards: tuple[tuple[Decision, int], ...]
     state: ShellState
     status: Truth
+    assumed: Mapping[int, int]
 
 
 @dataclass
@@ -117,9 +122,10 @@ class _Frame:
 
 @dataclass
 class _LoopFrame:
-    """A loop: what was assumed before it, and how branches left it, or an iteration of it."""
+    """A loop: what was assumed before it, how branches left it, or an iteration of it, and whether it may go on."""
 
     assumed: dict[int, int]
+    goes_on: bool = True
     left: list[_EarlyEnd] = field(default_factory=list)
     continued: list[_EarlyEnd] = field(default_factory=list)
 
@@ -236,8 +242,9 @@ class _Interpreter:
             return self._arithmetic_truth(text[2:-2])
         return self._statements(node.named_children)
 
-    def _statements(self, nodes: Sequence[Node]) -> Truth:
-        self._status = True
+    def _statements(self, nodes: Sequence[Node], status: Truth = True) -> Truth:
+        """The status of the last of some statements; status: of what ran before them."""
+        self._status = status
         self._block(nodes)
         return self._status
 
@@ -264,7 +271,12 @@ class _Interpreter:
         truth = status if operator == "&&" else negate(status)
         if operator not in ("&&", "||"):
             return self._statement(right)
-        return self._branch(truth, lambda: self._statement(right), lambda: operator == "||")
+
+        def right_side() -> Truth:
+            self._status = operator == "&&"
+            return self._statement(right)
+
+        return self._branch(truth, right_side, lambda: operator == "||")
 
     def _negated(self, node: Node) -> Truth:
         return negate(self._statement(node.named_children[0]))
@@ -321,7 +333,7 @@ class _Interpreter:
             return True
         condition, body = clauses[0]
         if not condition:
-            return self._statements(body)
+            return self._statements(body, False)
         self._depth += 1
         if self._depth > _MAX_DEPTH * 2:
             raise InputError(f"{self._source}: line {self._expander.line}: has too many branches")
@@ -394,14 +406,14 @@ class _Interpreter:
             for decision in self._unknowns.decisions
             if decision.number in assumed and decision.number not in assumed_before
         ]
-        return _EarlyEnd(tuple(guards), self._state.copy(), self._status)
+        return _EarlyEnd(tuple(guards), self._state.copy(), self._status, assumed)
 
     @staticmethod
     def _joint_jump(jumps: Sequence[Exception]) -> Exception:
         """The jump where both branches have one: out of the loop or the function that either leaves, else the end."""
         if any(isinstance(jump, _Loop | _Ended) for jump in jumps):
             return _Ended()
-        return _Return() if any(isinstance(jump, _Return) for jump in jumps) else _Exit()
+        return _Returned() if any(isinstance(jump, _Return) for jump in jumps) else _Exit()
 
     def _merge(self, decision: Decision, first: ShellState | None, second: ShellState | None) -> None:
         if first is None or second is None:
@@ -474,36 +486,36 @@ class _Interpreter:
             yield
         finally:
             self._loops.pop()
-        self._join(frame.left)
-        if frame.left:
-            self._unknowns.assumed = frame.assumed
+        self._join(frame.left, is_open=frame.goes_on)
 
-    def _join(self, ends: Sequence[_EarlyEnd]) -> None:
-        """Join states of early ends with the present one, the last first."""
+    def _join(self, ends: Sequence[_EarlyEnd], *, is_open: bool) -> None:
+        """Join states of early ends with the present one, the last first. is_open: whether that is reached, too."""
         for end in reversed(ends):
             here, joined = self._state.copy(), end.state
             for decision, outcome in reversed(end.guards):
                 pair = (joined, here) if outcome == 0 else (here, joined)
                 joined = merge_states(self._unknowns, decision, *pair)
             self._state.restore(joined.copy())
+        if ends:
+            self._unknowns.assumed = _shared(
+                [end.assumed for end in ends] + ([self._unknowns.assumed] if is_open else [])
+            )
 
     def _iteration(self, body: Node) -> bool:
         """Evaluate the body of a loop; False: the loop ends."""
-        frame, assumed = self._loops[-1], self._unknowns.assumed
-        frame.continued, known_left = [], len(frame.left)
-        goes_on = True
+        frame = self._loops[-1]
+        frame.continued = []
+        is_open = goes_on = True
         try:
             self._statements(body.named_children)
         except _Ended:
-            goes_on = bool(frame.continued)
+            is_open, goes_on = False, bool(frame.continued)
+            frame.goes_on = goes_on
         except _Loop as jump:
             if jump.levels > 1:
                 raise _Loop(leaves=jump.leaves, levels=jump.levels - 1) from None
             goes_on = not jump.leaves
-        if frame.continued:
-            if goes_on:
-                self._join(frame.continued)
-            self._unknowns.assumed = {**assumed, **_staying(frame.left[known_left:])}
+        self._join(frame.continued, is_open=is_open)
         return goes_on
 
     def _c_for(self, node: Node) -> Truth:
@@ -958,30 +970,30 @@ class _Interpreter:
         self._state.positional, self._state.has_arguments = tuple(arguments), True
         self._state.is_called, self._state.shifted = True, 0
         self._frames.append(_Frame(self._unknowns.assumed))
-        assumed, loops = self._unknowns.assumed, self._loops
-        self._loops = []
+        loops, self._loops = self._loops, []
         try:
-            status = self._function_body(node)
+            status, is_open = self._function_body(node)
         finally:
             frame, self._loops = self._frames.pop(), loops
             self._line_offset = saved_offset
-        status = self._leave(frame, assumed, status)
+        status = self._leave(frame, status, is_open=is_open)
         self._state.positional, self._state.has_arguments, self._state.is_called, self._state.shifted = saved
         return status
 
-    def _function_body(self, node: Node) -> Truth:
+    def _function_body(self, node: Node) -> tuple[Truth, bool]:
+        """The status of a function's body, and whether its end is reached beside its early returns."""
         try:
-            return self._statement(node.children_by_field_name("body")[0])
+            return self._statement(node.children_by_field_name("body")[0]), True
+        except _Returned:
+            return self._status, False
         except _Return:
-            return self._status
+            return self._status, True
 
-    def _leave(self, frame: _Frame, assumed: dict[int, int], status: Truth) -> Truth:
+    def _leave(self, frame: _Frame, status: Truth, *, is_open: bool) -> Truth:
         """Join the states and the statuses of early returns, and show what local variables hid."""
-        self._join(frame.returned)
+        self._join(frame.returned, is_open=is_open)
         for end in reversed(frame.returned):
             status = _status_after(end, status)
-        if frame.returned:
-            self._unknowns.assumed = assumed
         for name, value in frame.hidden.items():
             self._state.variables[name] = value
         return status
@@ -1237,10 +1249,11 @@ def _status_after(end: _EarlyEnd, status: Truth) -> Truth:
     return joined
 
 
-def _staying(left: Sequence[_EarlyEnd]) -> dict[int, int]:
-    """What holds where a loop goes on that single conditions ended."""
-    single = [end.guards[0] for end in left if len(end.guards) == 1]
-    return {decision.number: 1 - outcome for decision, outcome in single}
+def _shared(paths: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """What is assumed on all paths."""
+    return {
+        number: outcome for number, outcome in paths[0].items() if all(path.get(number) == outcome for path in paths)
+    }
 
 
 def _with_variables(text: str) -> tuple[str, dict[str, str]]:
