@@ -44,9 +44,9 @@ def hub_model(name: str, source: str, context: ImportContext) -> HubModel:
 def find_preset(name: str, part: str) -> str | None:
     """The preset of a hub's name; None without one. part: of the table, names or text_models."""
     table = _table()
-    wanted = name[:_MAX_NAME].rstrip("/").rpartition("/")[2].casefold()
+    wanted = _last_part(name).casefold()
     words = "|".join(table["ignored_words"].split())
-    core = re.sub(rf"([-_](?:{words}|\d{{4}}))+$", "", wanted)
+    core = re.sub(rf"([-_](?:{words}|\d{{4}}|rope-\d+k))+$", "", wanted)
     for form, preset in table[part].items():
         match = re.fullmatch(form, core) or re.fullmatch(form, wanted)
         if match is not None:
@@ -54,17 +54,23 @@ def find_preset(name: str, part: str) -> str | None:
     return None
 
 
+def _last_part(name: str) -> str:
+    """A name without its organisation; of a folder in the hub's cache the repository's."""
+    cached = re.search(r"models--[\w.-]+--([\w.-]+)/", name)
+    return cached[1] if cached else name[:_MAX_NAME].rstrip("/").rpartition("/")[2]
+
+
 def _config_beside(name: str, directory: Path | None) -> Path | None:
     """The config.json of a folder that a file names: relative to its own folder, or by the name's last part there."""
     if directory is None or "\0" in name:
         return None
-    last = name.rstrip("/").rpartition("/")[2]
+    last = _last_part(name)
     candidates = (directory / name / "config.json", directory / last / "config.json", directory / f"{last}.json")
     return next((path for path in candidates if last and path.is_file()), None)
 
 
 def _unknown_model(name: str) -> str:
-    last = name.rstrip("/").rpartition("/")[2] or "MODEL"
+    last = _last_part(name) or "MODEL"
     similar = similar_preset(name, all_presets())
     preset = similar or "llama3-8b"
     like = f"such as the similar --set model={preset}" if similar else f"such as --set model={preset}"

@@ -58,7 +58,10 @@ _IRRELEVANT: Final = re.compile(
 )
 """Keys that change no step, by their beginnings."""
 _REFUSED: Final = {
-    "rl": "preference and reinforcement training is not modelled",
+    **dict.fromkeys(
+        ("rl", "beta", "max_prompt_length", "num_generations", "reward_funcs", "reward_weights", "pref_beta"),
+        "preference and reinforcement training is not modelled",
+    ),
     "reward_model": "reward models are not modelled",
     "process_reward_model": "reward models are not modelled",
     "use_galore": "GaLore is not modelled", "use_apollo": "APOLLO is not modelled",

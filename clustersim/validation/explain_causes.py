@@ -3,7 +3,8 @@
 Continuous changes are tried at the strength at which the simulated step time equals the measured one, discrete ones at
 the size that comes closest. A discrete cause explains a gap that it closes to a tenth, or whose measured time is as
 expected of the changed scenario: at least half of the gap is closed, at most twice, and the measured time lies in the
-50 % interval of its prediction.
+50 % interval of its prediction. So does one of links or loads whose sizes are some of a range, where the gap is between
+two of them.
 
 Order: by a score, lower first. Its parts are steps: how often such a thing is found (`Plausibility`), how large a
 continuous change is, and how far a cause is from the whole gap. So one that is often found and closes most of the gap
@@ -18,13 +19,19 @@ issue 104509: 7.3 s in place of 5.0 s).
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.common.units import Seconds, format_step_time
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousChange, Plausibility, ScenarioChange
+from clustersim.scenario.changes.scenario_change import (
+    ChangedScenario,
+    ChangeUse,
+    ContinuousChange,
+    Plausibility,
+    ScenarioChange,
+)
 from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.simulation import simulate
 from clustersim.validation.explain_root_finding import FittedStrength, StepTimeGap, find_strength
@@ -96,8 +103,12 @@ def find_causes(
     outside: bool,
 ) -> tuple[CandidateCause, ...]:
     """All candidate causes, the most plausible first. outside: also time outside the step's work."""
-    candidates = [*_discrete_causes(result, gap, discrete), *_continuous_causes(result.scenario, gap, continuous)]
-    candidates += [*_allocator_cause(result, gap), *_idle_cause(gap)] if outside else []
+    candidates = [
+        *(_allocator_cause(result, gap) if outside else ()),
+        *_discrete_causes(result, gap, discrete),
+        *_continuous_causes(result.scenario, gap, continuous),
+        *(_idle_cause(gap) if outside else ()),
+    ]
     return tuple(sorted(candidates, key=_plausibility_key))
 
 
@@ -131,8 +142,16 @@ def _allocator_cause(result: SimulationResult, gap: StepTimeGap) -> Iterator[Can
             f"the allocator frees and allocates memory for {format_step_time(added)} of each step (cudaMalloc "
             f"retries), of which a GPU needs {needed:.0%}"
         )
-        effort = math.log(gap.measured / gap.expected)
-        yield CandidateCause("allocator", description, added, gap.measured, 1.0, True, effort, Plausibility.COMMON)
+        yield CandidateCause(
+            "allocator",
+            description,
+            added,
+            gap.measured,
+            1.0,
+            explains=True,
+            effort=0.0,
+            plausibility=Plausibility.COMMON,
+        )
 
 
 def _discrete_causes(
@@ -143,14 +162,21 @@ def _discrete_causes(
         if _use_of(gap) in change.uses:
             causes = list(_alternative_causes(change, result, gap))
             if causes:
-                yield min(causes, key=lambda cause: abs(cause.gap_share - 1.0))
+                nearest = min(causes, key=lambda cause: abs(cause.gap_share - 1.0))
+                is_between = change.is_graded and _is_between(causes)
+                yield replace(nearest, explains=True) if is_between else nearest
+
+
+def _is_between(causes: Sequence[CandidateCause]) -> bool:
+    """Whether a smaller size explains less than the gap, and the next one more."""
+    return len(causes) > 1 and VISIBLE_SHARE <= causes[-2].gap_share < 1.0 <= causes[-1].gap_share
 
 
 def _alternative_causes(change: ScenarioChange, result: SimulationResult, gap: StepTimeGap) -> Iterator[CandidateCause]:
     """A change at each of its sizes, up to the first that explains all of the gap; of a shorter step the first."""
     for changed in change.alternatives(result.scenario):
         if not find_problems(changed.scenario):
-            cause = _discrete_cause(change, change.label + changed.detail, simulate(changed.scenario), result, gap)
+            cause = _discrete_cause(change, changed, simulate(changed.scenario), result, gap)
             yield cause
             if cause.gap_share >= 1.0:
                 return
@@ -163,18 +189,22 @@ def _use_of(gap: StepTimeGap) -> ChangeUse:
 
 
 def _discrete_cause(
-    change: ScenarioChange, label: str, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
+    change: ScenarioChange,
+    changed: ChangedScenario,
+    changed_result: SimulationResult,
+    result: SimulationResult,
+    gap: StepTimeGap,
 ) -> CandidateCause:
     fits_in_memory = changed_result.fits_in_memory or not result.fits_in_memory
     gap_share = gap.explained_share(changed_result.step_time)
     return CandidateCause(
         change.name,
-        label + ("" if fits_in_memory else ", but would not fit in memory"),
+        change.label + changed.detail + ("" if fits_in_memory else ", but would not fit in memory"),
         None,
         changed_result.step_time,
         gap_share,
         fits_in_memory and _explains(gap, gap_share, changed_result),
-        0.0,
+        changed.effort,
         change.plausibility,
     )
 

@@ -133,6 +133,8 @@ def test_liger_s_loss_is_fused_with_the_matrix() -> None:
     ("content", "change", "sentence"),
     [
         (AXOLOTL, {"rl": "dpo"}, "rl: preference"),
+        (ARGUMENTS, {"beta": 0.1}, "beta: preference"),
+        (ARGUMENTS, {"num_generations": 8}, "num_generations: preference"),
         (FACTORY, {"stage": "rm"}, "stage: 'rm'"),
         (FACTORY, {"finetuning_type": "oft"}, "finetuning_type: 'oft'"),
         (FACTORY, {"tensor_model_parallel_size": 2}, "tensor_model_parallel_size: Megatron"),
@@ -213,6 +215,8 @@ def test_names_of_the_hub_have_their_published_counts(name: str, count: int) -> 
         ("google/gemma-3-27b-it", None),  # of text_models
         ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
         ("mistralai/Mistral-7B-v0.2", None),
+        ("/hub/models--meta-llama--Meta-Llama-3.1-405B/snapshots/222de096", "llama3-405b"),
+        ("open-r1/Qwen2.5-Math-7B-RoPE-300k", "qwen2.5-7b"),
         ("a" * 100_000, None),
     ],
 )

@@ -52,6 +52,8 @@ _ETHERNET_GBIT: Final = (200, 100, 50, 40, 25, 10, 1)
 """Rates of a node's port, in Gbit/s, fastest first (IEEE 802.3)."""
 _GPUS_PER_HOST_LINK: Final = (1, 2, 4, 8)
 _ACCUMULATION_FACTORS: Final = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 40, 48, 64)
+_USUAL_ACCUMULATION: Final = 8
+"""Scripts' defaults are up to it: 5 of nanoGPT, 8 of Llama-Factory."""
 MAX_ROUTED_RANKS: Final = 256
 """Ranks that all differ and are simulated in some tens of seconds."""
 _ROUTING_VARIATIONS: Final = (0.05, 0.4)
@@ -109,7 +111,9 @@ def _without_peer_access(baseline: Baseline) -> Iterator[ChangedScenario]:
 
 def _more_accumulation(baseline: Baseline) -> Iterator[ChangedScenario]:
     for factor in _ACCUMULATION_FACTORS:
-        yield ChangedScenario(with_global_batch_factor(baseline.scenario, factor), f": {factor} times as many")
+        effort = math.log(max(1.0, factor / _USUAL_ACCUMULATION))
+        scenario = with_global_batch_factor(baseline.scenario, factor)
+        yield ChangedScenario(scenario, f": {factor} times as many", effort=effort)
 
 
 def _without_autocast(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -153,7 +157,11 @@ def _misconfiguration(
     apply: Callable[[Baseline], Iterator[ChangedScenario]],
     plausibility: Plausibility = Plausibility.COMMON,
 ) -> ScenarioChange:
-    return ScenarioChange(name, label, subject, ChangeUse.LONGER_STEP, apply, plausibility=plausibility)
+    """A cause of a longer step; those of links and loads may have any size between their alternatives."""
+    is_graded = subject in (ChangeSubject.LINKS, ChangeSubject.EXPERT_LOAD)
+    return ScenarioChange(
+        name, label, subject, ChangeUse.LONGER_STEP, apply, plausibility=plausibility, is_graded=is_graded
+    )
 
 
 MISCONFIGURATIONS: Final = (
@@ -182,7 +190,7 @@ MISCONFIGURATIONS: Final = (
         "matmuls not in 16 bits (no autocast)",
         ChangeSubject.PRECISION,
         _without_autocast,
-        Plausibility.POSSIBLE,
+        Plausibility.UNUSUAL,
     ),
     _misconfiguration(
         "sharded_further",
