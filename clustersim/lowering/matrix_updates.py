@@ -1,4 +1,4 @@
-"""Lowering of an optimizer of whole matrices: the momentum and all other weights element by element, then the matrices."""
+"""Lowering of an optimizer of matrices: the momentum and all other weights element by element, then the matrices."""
 
 from clustersim.lowering.dion import DionLowering
 from clustersim.lowering.muon import MuonLowering
@@ -7,7 +7,7 @@ from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.model.kernels import Kernel
 from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
 from clustersim.model.optimizer_kernels import optimizer_step_kernels
-from clustersim.model.optimizers import Dion, MatrixOptimizer
+from clustersim.model.optimizers import Dion, MatrixOptimizer, Muon
 from clustersim.model.power_iteration import momentum_sum_kernel
 from clustersim.model.training import Training
 from clustersim.parallel.layer_partition import PipelineStage
@@ -28,7 +28,7 @@ def add_matrix_updates(
     elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
     task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
     matrix_updates = [
-        (training, count) for training, count in updates if isinstance(training.optimizer, MatrixOptimizer) and count
+        (training, count) for training, count in updates if isinstance(training.optimizer, Muon | Dion) and count
     ]
     if not matrix_updates:
         return task

@@ -75,8 +75,8 @@ class MuonTensorParallel(Enum):
 class MatrixOptimizer:
     """An optimizer of whole matrices.
 
-    overlap: communication of matrices overlaps the computation of others; scalar: optimizer of the other weights; dense,
-    experts: whether it is for the matrices of layers but their experts, and for those of experts.
+    overlap: communication of matrices overlaps the computation of others; scalar: optimizer of the other weights;
+    dense, experts: whether it is for the matrices of layers but their experts, and for those of experts.
     """
 
     overlap: bool = True
@@ -121,7 +121,7 @@ class Dion(MatrixOptimizer):
     rank_fraction: float = 0.25
 
     def moment_bytes(self, moments: DType) -> Bytes:
-        """Bytes of the momentum and of the iteration's matrix, [n, r] of [m, n]; of a square one, else at most these."""
+        """Bytes of the momentum and of the iteration's [n, r] for [m, n]: exact if square, else an upper bound."""
         return MatrixOptimizer.moment_bytes(self, moments) * (1.0 + self.rank_fraction)
 
     def rank(self, rows: int, columns: int) -> int:

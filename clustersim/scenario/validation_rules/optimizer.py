@@ -38,8 +38,8 @@ def _check_distribution(optimizer: MatrixOptimizer, layout: Layout) -> Iterator[
             )
     elif stage in (1, 2):
         yield (
-            f"training.optimizer: {optimizer.name} updates whole matrices or shards of each, and layout.data cuts a flat "
-            f"buffer (ZeRO stage {stage}); write layout.data: ddp or fsdp"
+            f"training.optimizer: {optimizer.name} updates whole matrices or shards of each, and layout.data cuts a "
+            f"flat buffer (ZeRO stage {stage}); write layout.data: ddp or fsdp"
         )
     elif layout.tp > 1 or layout.effective_etp > 1:
         yield (
