@@ -19,9 +19,7 @@ FIXED = {"layout.tp": 1, "layout.pp": 1, "layout.data": "zero1", "training.micro
 def kinds_by_degree(built: Scenario) -> Counter[tuple[int, str]]:
     """How many candidates there are of each degree and kind."""
     space = SearchSpace.from_scenario(built, fix=FIXED)
-    overrides = [
-        dict(override.split("=", 1) for override in candidate.overrides) for candidate in space.candidates({})
-    ]
+    overrides = [dict(override.split("=", 1) for override in candidate.overrides) for candidate in space.candidates({})]
     return Counter((int(values["layout.cp"]), values.get("layout.cp_kind", "")) for values in overrides)
 
 
