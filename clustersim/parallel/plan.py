@@ -20,6 +20,7 @@ from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
+from clustersim.parallel.optimizer_factors import factor_ratio
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -196,7 +197,9 @@ class Plan:
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The model's parameter groups."""
         experts = bool(self.model.distinct_routed_moes)
-        return parameter_groups(self.layout, self.training, experts=experts)
+        groups = parameter_groups(self.layout, self.training, experts=experts)
+        stack, layers = self.model.stack, self.layer_by_spec
+        return tuple(replace(group, factor_ratio=factor_ratio(group, stack, layers)) for group in groups)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
