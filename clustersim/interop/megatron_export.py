@@ -18,7 +18,7 @@ from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, w
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
-from clustersim.model.optimizers import AnyOptimizer, Dion, Muon, Optimizer
+from clustersim.model.optimizers import AnyOptimizer, Dion, Muon, Optimizer, Soap
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
@@ -366,7 +366,7 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
 
 
 def _optimizer_flags(optimizer: AnyOptimizer) -> Iterator[Flag]:
-    if isinstance(optimizer, Dion):
+    if isinstance(optimizer, Dion | Soap):
         return
     if not isinstance(optimizer, Muon):
         yield from [("optimizer", optimizer.value)] if optimizer in (Optimizer.SGD, Optimizer.LION) else []

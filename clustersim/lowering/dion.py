@@ -1,8 +1,8 @@
 """Lowering of Dion: when the low-rank products of matrices are computed, summed and orthonormalized.
 
-Of sharded weights as many equal matrices as there are ranks form a batch (`model.power_iteration`), whose four parts are
-segments with a collective between each: partial products are reduce-scattered, orthonormal ones all-gathered, norms of
-columns summed. A few batches are worked on in turns, so that the collectives of one overlap the parts of others
+Of sharded weights as many equal matrices as there are ranks form a batch (`model.power_iteration`), whose four parts
+are segments with a collective between each: partial products are reduce-scattered, orthonormal ones all-gathered, norms
+of columns summed. A few batches are worked on in turns, so that the collectives of one overlap the parts of others
 (microsoft/dion, `AsyncRuntime`, max_concurrent_tasks 3), unless `overlap` is off.
 """
 
@@ -26,7 +26,7 @@ _CONCURRENT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of the iteration: its kernels, and the collective that the next part waits for, if ranks share matrices."""
+    """A part of the iteration: its kernels, and the collective that the next part waits for, if any."""
 
     name: str
     operations: tuple[Operation, ...]

@@ -1,14 +1,19 @@
-"""Lowering of an optimizer of whole matrices: the momentum and all other weights element by element, then the matrices."""
+"""Lowering of an optimizer of matrices: the momentum and all other weights element by element, then the matrices."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from clustersim.lowering.dion import DionLowering
-from clustersim.lowering.muon import MuonLowering
 from clustersim.lowering.overheads import optimizer_operations
 from clustersim.lowering.program_builder import RankProgramBuilder
+from clustersim.lowering.whole_matrices import WholeMatrixLowering
 from clustersim.model.kernels import Kernel
 from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
 from clustersim.model.optimizer_kernels import optimizer_step_kernels
-from clustersim.model.optimizers import Dion, MatrixOptimizer
+from clustersim.model.optimizers import Dion, MatrixOptimizer, Muon, Soap
 from clustersim.model.power_iteration import momentum_sum_kernel
+from clustersim.model.precision_recipe import WeightFormats
+from clustersim.model.soap import gradient_kernel, weight_kernel
 from clustersim.model.training import Training
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.task import Operation
@@ -28,7 +33,7 @@ def add_matrix_updates(
     elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
     task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
     matrix_updates = [
-        (training, count) for training, count in updates if isinstance(training.optimizer, MatrixOptimizer) and count
+        (training, count) for training, count in updates if isinstance(training.optimizer, Muon | Dion | Soap) and count
     ]
     if not matrix_updates:
         return task
@@ -36,14 +41,15 @@ def add_matrix_updates(
     lowering = (
         DionLowering(builder, optimizer, task)
         if isinstance(optimizer, Dion)
-        else MuonLowering(builder, optimizer, task)
+        else WholeMatrixLowering(builder, optimizer, task)
     )
     for group in builder.plan.trained_groups:
         if isinstance(group.optimizer, MatrixOptimizer):
             lowering.add_group(group, stages)
     if isinstance(lowering, DionLowering):
         return builder.add_standalone("optimizer", [], ())
-    kernels = [weight_update_kernel(training.recipe.weight_formats, count) for training, count in matrix_updates]
+    update = weight_kernel if isinstance(optimizer, Soap) else weight_update_kernel
+    kernels = [update(training.recipe.weight_formats, count) for training, count in matrix_updates]
     return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
 
 
@@ -52,5 +58,12 @@ def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]
     formats, optimizer = training.recipe.weight_formats, training.optimizer
     if not isinstance(optimizer, MatrixOptimizer):
         return optimizer_step_kernels(training, count)
-    update_momentum = momentum_sum_kernel if isinstance(optimizer, Dion) else momentum_kernel
-    return (update_momentum(formats, count),) if count else ()
+    prepare = _PREPARATIONS[type(optimizer)]
+    return (prepare(formats, count),) if count else ()
+
+
+_PREPARATIONS: Final[Mapping[type[MatrixOptimizer], Callable[[WeightFormats, float], Kernel]]] = {
+    Muon: momentum_kernel,
+    Dion: momentum_sum_kernel,
+    Soap: gradient_kernel,
+}

@@ -8,7 +8,6 @@ from typing import Final
 
 _ENCODER: Final = "attention in both directions, of an encoder"
 _CROSS: Final = "an encoder, and the decoder's cross-attention to it"
-_INDEXER: Final = "sparse attention to keys that an indexer chooses"
 _WKV: Final = "the recurrence of RWKV's time mixing"
 _DIFFUSION: Final = "attention in both directions, of a diffusion language model"
 _FAMILIES_BY_LAYER: Final = {
@@ -17,8 +16,7 @@ _FAMILIES_BY_LAYER: Final = {
         "eurobert mpnet ernie longformer big_bird"
     ),
     _CROSS: "t5 mt5 umt5 bart mbart pegasus led longt5 switch_transformers whisper t5gemma m2m_100 nllb-moe fsmt",
-    "an image encoder alone": "vit clip siglip siglip_vision_model dinov2 swin convnext",
-    _INDEXER: "deepseek_v32 glm_moe_dsa",
+    "a reader of image encoders, of which presets are at hand (clustersim presets)": "vit clip siglip siglip_vision_model dinov2 swin convnext",
     _WKV: "rwkv rwkv5 rwkv6 rwkv7",
     _DIFFUSION: "llada dream sdar",
     "a short gated convolution in place of attention": "lfm2 lfm2_moe",

@@ -248,10 +248,10 @@ _LOSS_SPECS = MappingProxyType(
         ),
     }
 )
-# z-loss (PaLM, arXiv:2204.02311, section 5) beside PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32 logits
-# (allenai/OLMo, olmo/train.py, cross_entropy_loss). Forward: maximum (1), difference (2), exponential (2), sum (1).
-# Backward: difference, exponential and product (2 each), added to the other gradient (3). It saves the logits. One-kernel
-# losses have the logarithm anyway, and their gradient is the softmax's times a factor of the row.
+# z-loss (PaLM, arXiv:2204.02311, section 5) beside PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32
+# logits (allenai/OLMo, olmo/train.py, cross_entropy_loss). Forward: maximum (1), difference (2), exponential (2), sum
+# (1). Backward: difference, exponential and product (2 each), added to the other gradient (3). It saves the logits.
+# One-kernel losses have the logarithm anyway, and their gradient is the softmax's times a factor of the row.
 _Z_LOSS = MemoryBoundSpec(
     KernelKind.LOSS,
     MemoryBoundOp.Z_LOSS,

@@ -9,7 +9,8 @@ Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982) is not: it replaces
 nearest orthogonal one (`model.newton_schulz`), and keeps the momentum alone. Embedding, output matrix, norms and
 biases are updated by an elementwise optimizer; norms and biases inside layers, a few thousandths of their weights, are
 counted with the matrices. Dion (Ahn et al. 2025, arXiv:2504.05295) replaces it by an orthonormal matrix of low rank r,
-from one step of a power iteration that it keeps, too (`model.power_iteration`).
+from one step of a power iteration that it keeps, too (`model.power_iteration`). SOAP (Vyas et al. 2024,
+arXiv:2409.11321) is Adam in the eigenbases of Shampoo's factors (`model.soap`).
 """
 
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class MuonTensorParallel(Enum):
 class MatrixOptimizer:
     """An optimizer of whole matrices.
 
-    overlap: communication of matrices overlaps the computation of others; scalar: optimizer of the other weights; dense,
-    experts: whether it is for the matrices of layers but their experts, and for those of experts.
+    overlap: communication of matrices overlaps the computation of others; scalar: optimizer of the other weights;
+    dense, experts: whether it is for the matrices of layers but their experts, and for those of experts.
     """
 
     overlap: bool = True
@@ -121,7 +122,7 @@ class Dion(MatrixOptimizer):
     rank_fraction: float = 0.25
 
     def moment_bytes(self, moments: DType) -> Bytes:
-        """Bytes of the momentum and of the iteration's matrix, [n, r] of [m, n]; of a square one, else at most these."""
+        """Bytes of the momentum and of the iteration's [n, r] for [m, n]: exact if square, else an upper bound."""
         return MatrixOptimizer.moment_bytes(self, moments) * (1.0 + self.rank_fraction)
 
     def rank(self, rows: int, columns: int) -> int:
@@ -129,7 +130,22 @@ class Dion(MatrixOptimizer):
         return min(ceil(self.rank_fraction * min(rows, columns)), rows, columns)
 
 
-AnyOptimizer = Optimizer | Muon | Dion
+@dataclass(frozen=True, slots=True)
+class Soap(MatrixOptimizer):
+    """SOAP for the matrices of layers. precondition_frequency: steps from one renewal of eigenbases to the next."""
+
+    precondition_frequency: int = 1
+
+    def moment_bytes(self, moments: DType) -> Bytes:
+        """Bytes of both moments of each parameter; factors and eigenbases come on top (`model.soap`)."""
+        return 2 * moments.bytes
+
+    def distribution_for(self, zero_stage: int) -> MuonDistribution:
+        """Who updates what: each rank all, or whole matrices where weights are sharded."""
+        return MuonDistribution.LAYER_WISE if zero_stage else MuonDistribution.REPLICATED
+
+
+AnyOptimizer = Optimizer | Muon | Dion | Soap
 DISTRIBUTIONS_BY_ZERO_STAGE: Final = {
     0: (MuonDistribution.REPLICATED,),
     1: (MuonDistribution.LAYER_WISE, MuonDistribution.GATHER),

@@ -162,9 +162,9 @@ class Overheads:
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
-    Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys and
-    values are copied for every query head before attention, so that a ring carries as many (torchtitan's `repeat_kv`);
-    the copies themselves are not counted.
+    Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys
+    and values are copied for every query head before attention, so that a ring carries as many (torchtitan's
+    `repeat_kv`); the copies themselves are not counted.
 
     Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
 

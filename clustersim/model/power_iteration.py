@@ -3,9 +3,9 @@
 Of a matrix whose momentum M is [m, n] (n the rows of the weight, which FSDP shards) and that keeps Q [n, r]
 (microsoft/dion@0a059a4, dion/dion.py, `dion_update_fsdp`): M += G; P = M Q; P is made orthonormal; R = M^T P;
 M -= (1 - mu) P R^T; Q = R with normalized columns; weights are decayed and lose P Q^T. Four products of 2 m n r FLOP
-in the format of the momentum. Ranks that share n each have a part of the sum P: as many equal matrices as there are ranks
-are worked on at a time, and each sums one P (reduce-scatter), orthonormalizes it, and all gather them; norms of R's
-columns are summed.
+in the format of the momentum. Ranks that share n each have a part of the sum P: as many equal matrices as there are
+ranks are worked on at a time, and each sums one P (reduce-scatter), orthonormalizes it, and all gather them; norms of
+R's columns are summed.
 
 P becomes orthonormal by a randomized Cholesky QR in FP32 (`orthogonalize`): a sketch S P with k = 1.25 r rows, rounded
 up to 128 (2 k m r), its QR without Q (2 r^2 (k - r / 3)), P R^-1 (m r^2), its Gram matrix (2 m r^2), a Cholesky
@@ -13,7 +13,8 @@ factorization (r^3 / 3) and P R^-1 again (m r^2); of a P that is not taller than
 Factorizations reach a share of FP32 vector units alone (`topologies/scans`, factorization).
 
 Elementwise, in the format of the states: the gradient is added to the momentum (3); each of the two products that are
-added is written, scaled (2), its target scaled (2) and added (3); R's columns are squared and summed (1) and divided (2).
+added is written, scaled (2), its target scaled (2) and added (3); R's columns are squared and summed (1) and divided
+(2).
 """
 
 from dataclasses import dataclass

@@ -69,8 +69,8 @@ class ContextExchange:
 
     before: tuple[CommOp, ...] = ()
     rings: tuple[KvRing, ...] = ()
-    with_blocks: tuple[CommOp | None, ...] = ()
     after: tuple[CommOp, ...] = ()
+    with_blocks: tuple[CommOp | None, ...] = ()
 
 
 NO_EXCHANGE: Final = ContextExchange()

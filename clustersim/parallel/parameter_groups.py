@@ -79,7 +79,7 @@ class ParameterGroup:
     None: one rank only; shard_count, replica_count: sizes of these groups; secondary_group: ranks over which a
     second copy is sharded (hpZ), None: there is none; secondary_shard_count: its size; formats: of weights,
     gradients and optimizer states; is_trained: they have gradients and optimizer states; optimizer: what updates
-    them.
+    them; factor_ratio: FP32 elements that it keeps of matrices for each of their elements, on average.
     """
 
     name: str
@@ -92,11 +92,14 @@ class ParameterGroup:
     secondary_shard_count: int = 1
     is_trained: bool = True
     optimizer: AnyOptimizer = Optimizer.ADAM
+    factor_ratio: float = 0.0
 
     @property
     def state_bytes(self) -> Bytes:
-        """Bytes of moments for each parameter."""
-        return self.optimizer.moment_bytes(self.formats.moments) if self.is_trained else 0.0
+        """Bytes of moments, and of factors of matrices, for each parameter."""
+        if not self.is_trained:
+            return 0.0
+        return self.optimizer.moment_bytes(self.formats.moments) + self.factor_ratio * DType.FP32.bytes
 
     @property
     def dp_size(self) -> int:

@@ -21,6 +21,7 @@ from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
+from clustersim.parallel.optimizer_factors import factor_ratio
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -227,13 +228,15 @@ class Plan:
         experts, encoder = bool(self.model.distinct_routed_moes), self.model.encoder
         models = (self.model,) if encoder is None else (self.model, encoder.model)
         has_frozen = any(model.gradients.has_frozen for model in models)
-        return parameter_groups(
+        groups = parameter_groups(
             self.layout,
             self.training,
             experts=experts,
             frozen=has_frozen,
             indexer=self.model.trains_indexer_only,
         )
+        stack, layers = self.model.stack, self.layer_by_spec
+        return tuple(replace(group, factor_ratio=factor_ratio(group, stack, layers)) for group in groups)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:

@@ -407,10 +407,12 @@ def _overlap_blocks(operations: list[Operation], comm_ops: Iterable[CommOp | Non
     remaining = iter(comm_ops)
     overlapped: list[Operation] = []
     for operation in operations:
-        is_block = operation.kernel is not None and operation.kernel.kind in ATTENTION_KINDS
+        kernel = operation.kernel
+        is_block = kernel is not None and kernel.kind in ATTENTION_KINDS
         comm_op = next(remaining, None) if is_block else None
-        body = operation.body if comm_op is None else CommOverlap(comm_op, operation.kernel, math.inf)
-        overlapped.append(replace(operation, body=body))
+        if kernel is not None and comm_op is not None:
+            operation = replace(operation, body=CommOverlap(comm_op, kernel, math.inf))
+        overlapped.append(operation)
     return overlapped
 
 

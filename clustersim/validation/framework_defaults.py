@@ -92,9 +92,9 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; ring_attention: how ring attention runs, None: as the file says; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
-    where parameters are not sharded; uniform_precision: weights, gradients and moments are in the compute format,
-    without master weights; logs_last_rank: memory is logged by the last rank.
+    file's; ring_attention: None: as the file says; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout;
+    bucket_size: bucket of gradients where parameters are not sharded; uniform_precision: weights, gradients and moments
+    are in the compute format, without master weights; logs_last_rank: memory is logged by the last rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a

@@ -19,7 +19,7 @@ NOT_MEASURED = {
     *(MemoryBoundOp.PASS_OVERHEAD, MemoryBoundOp.STEP_OVERHEAD),
     *(MemoryBoundOp.MERGE, MemoryBoundOp.Z_LOSS, MemoryBoundOp.FACTORIZATION),
 }
-"""Operations of linear mixers, of ring attention, z-loss, factorizations, and what a profiled step does besides the model's operators."""
+"""Operations of linear mixers, ring attention, z-loss and Dion, and what a step does besides the model's operators."""
 FAST_RATES = kernel_grid.DeviceRates(flops=1e15, bandwidth=1e13)
 
 

@@ -12,7 +12,9 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import ClusterSimError
 from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model.attention import causal_factor
+from clustersim.model.framework_files import load_framework
 from clustersim.model.kernels import AttentionShape, KernelKind
+from clustersim.model.overheads import RingAttention
 from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
 from clustersim.program.task import CollectiveType, CommOp, ComputeTask
 from tests.laws.timelines import assert_same_trace
@@ -158,3 +160,22 @@ def test_bad_context_parallelism_is_refused(layout: dict[str, Any], words: str) 
 def test_more_ranks_than_heads_are_refused() -> None:
     with pytest.raises(ClusterSimError, match="exchange heads"):
         simulate(scenario("ulysses", cp=32))
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [("pytorch", "all_gather"), ("maxtext", "all_gather"), ("megatron", "ring"), ("deepspeed", "ulysses")],
+)
+def test_left_out_the_kind_is_the_frameworks(framework: str, kind: str) -> None:
+    """context_parallel's default rotation, MaxText's strategy, --cp-comm-type p2p, DeepSpeed-Ulysses."""
+    assert scenario(framework=framework, layout={"cp": 8}).layout.cp_kind.value == kind
+    assert scenario(framework=framework, layout={"cp": 8, "cp_kind": "ring"}).layout.cp_kind.value == "ring"
+
+
+@pytest.mark.parametrize(
+    ("date", "blocks", "repeats"),
+    [("2024-12-26", True, True), ("2026-03-01", True, False), ("2026-09-01", False, False)],
+)
+def test_torchtitan_gathers_before_flex_attention_since_august_2026(date: str, blocks: bool, repeats: bool) -> None:
+    overheads = load_framework("torchtitan", date).overheads
+    assert (overheads.ring_attention is RingAttention.BLOCKS, overheads.repeats_kv) == (blocks, repeats)

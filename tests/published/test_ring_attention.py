@@ -1,11 +1,11 @@
 """Ring attention in the time of flash attention: zhuzilin/ring-flash-attention's benchmarks on one node.
 
 8 GPUs with 8,192 tokens each of one causal sequence, heads of 128, against flash attention over 8,192 tokens, of which
-each GPU then does eight times the work: README@01c8baf (Llama 3.1 8B's 32 heads and 8 of keys), and its first version, which
-feifeibear/long-context-attention@0228a2b keeps (benchmark/benchmark_qkvpacked_func.py: 5 heads). Blocks of balanced
-halves, FP32 sums by one kernel each, and FP32 gradients that go round are as PyTorch's (`zigzag_ring_flash_attn.py`).
-Forward alone is met to 12 % (A100, grouped heads, where flash attention itself is predicted 0.3 % too fast), with
-backward to 5 %.
+each GPU then does eight times the work: README@01c8baf (Llama 3.1 8B's 32 heads and 8 of keys), and its first version,
+which feifeibear/long-context-attention@0228a2b keeps (benchmark/benchmark_qkvpacked_func.py: 5 heads). Blocks of
+balanced halves, FP32 sums by one kernel each, and FP32 gradients that go round are as PyTorch's
+(`zigzag_ring_flash_attn.py`).
+Forward alone is met to 12 % (A100, grouped heads, of which flash attention itself is met to 0.3 %), both to 5 %.
 """
 
 import pytest

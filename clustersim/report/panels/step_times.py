@@ -62,7 +62,10 @@ def sample_steps(times: FloatArray) -> IntArray:
 
 
 def steps_figure(step_times: FloatArray, name: str = "steps", noun: str = "step") -> Figure:
-    """Step times in order. name: of the figure; noun: what its points are. The axis does not begin at zero, since steps differ by little."""
+    """Step times in order. name: of the figure; noun: what its points are.
+
+    The axis does not begin at zero, since steps differ by little.
+    """
     mean = float(step_times.mean())
     scale = time_scale(mean)
     samples = sample_steps(step_times)

@@ -3,6 +3,7 @@
 optimizer: muon
 optimizer: {name: muon, steps: 5, distribution: layer_wise, tensor_parallel: blockwise}
 optimizer: {name: dion, rank_fraction: 0.25}
+optimizer: {name: soap, precondition_frequency: 10}
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,16 @@ from clustersim.model.optimizers import (
     MuonDistribution,
     MuonTensorParallel,
     Optimizer,
+    Soap,
 )
 from clustersim.scenario.config_reader import ConfigModel, LayerCount, config_error, enum_parser, value_parser
 
 _MUON: Final = "muon"
-_MATRIX_OPTIMIZERS: Final[Mapping[str, type[Muon | Dion]]] = {_MUON: Muon, "dion": Dion}
+_MATRIX_OPTIMIZERS: Final[Mapping[str, type[Muon | Dion | Soap]]] = {
+    _MUON: Muon,
+    "dion": Dion,
+    "soap": Soap,
+}
 _NAMES: Final = (*(optimizer.value for optimizer in Optimizer), *_MATRIX_OPTIMIZERS)
 
 
@@ -35,14 +41,14 @@ def _parse_name(value: object) -> object:
 
 
 class OptimizerConfig(ConfigModel):
-    """`training.optimizer`: its name, and for Muon and Dion how matrices are updated."""
+    """`training.optimizer`: its name, and for Muon, Dion and SOAP how matrices are updated."""
 
     shorthand_key: ClassVar[str | None] = "name"
     name: Annotated[
         str,
         value_parser(_parse_name, f"one of {', '.join(_NAMES)}", schema_type=Literal[_NAMES]),
     ] = Optimizer.ADAM.value
-    """muon, dion: layers' matrices by it, all other weights by scalar; left out: adam, muon if a key of it is given"""
+    """muon, dion, soap: layers' matrices by it, the others by scalar; left out: adam, muon if a key of it is given"""
     steps: LayerCount = 5
     """of Muon's Newton-Schulz iteration"""
     distribution: Annotated[MuonDistribution | None, enum_parser(MuonDistribution)] = None
@@ -52,6 +58,8 @@ class OptimizerConfig(ConfigModel):
     """matrices that tp ranks share: each its shard (blockwise), all the whole (duplicated), or summed products"""
     rank_fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
     """of Dion: rank of updates over the smaller dimension of a matrix"""
+    precondition_frequency: LayerCount = 1
+    """of SOAP: steps from one renewal of eigenbases to the next"""
     symmetric: bool = False
     """kernels compute one triangle of symmetric products"""
     batched: bool = False

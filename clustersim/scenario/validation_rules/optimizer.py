@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from clustersim.model.memory_bound import z_loss_spec
-from clustersim.model.optimizers import DISTRIBUTIONS_BY_ZERO_STAGE, MatrixOptimizer, Muon
+from clustersim.model.optimizers import DISTRIBUTIONS_BY_ZERO_STAGE, Dion, MatrixOptimizer, Muon, Soap
 from clustersim.model.training import LossImplementation
 from clustersim.parallel.layout import Layout
 from clustersim.scenario.resolved import ResolvedScenario
@@ -36,10 +36,15 @@ def _check_distribution(optimizer: MatrixOptimizer, layout: Layout) -> Iterator[
                 f"training.optimizer.distribution: {distribution.value} does not fit how layout.data shards weights "
                 f"(ZeRO stage {stage}); {' or '.join(option.value for option in allowed)} does"
             )
-    elif stage in (1, 2):
+    elif isinstance(optimizer, Soap) and stage == 3:
         yield (
-            f"training.optimizer: {optimizer.name} updates whole matrices or shards of each, and layout.data cuts a flat "
-            f"buffer (ZeRO stage {stage}); write layout.data: ddp or fsdp"
+            "training.optimizer: soap updates whole matrices, and layout.data shards each (ZeRO stage 3); write "
+            "layout.data: ddp or zero1"
+        )
+    elif isinstance(optimizer, Dion) and stage in (1, 2):
+        yield (
+            f"training.optimizer: {optimizer.name} updates whole matrices or shards of each, and layout.data cuts a "
+            f"flat buffer (ZeRO stage {stage}); write layout.data: ddp or fsdp"
         )
     elif layout.tp > 1 or layout.effective_etp > 1:
         yield (
