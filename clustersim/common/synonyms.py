@@ -158,7 +158,7 @@ def find_value_synonym(word: str, choices: Iterable[str]) -> str | None:
     'flash2'
     """
     meant = VALUE_SYNONYMS.get(_folded(word))
-    return meant if meant in choices else None
+    return meant if meant in (*choices,) else None
 
 
 def find_name_synonym(category: str, name: str, available: Iterable[str]) -> str | None:
