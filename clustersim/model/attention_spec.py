@@ -109,6 +109,64 @@ class SoftmaxAttention(Mixer):
         return ShardedSize("heads", self.heads), ShardedSize("kv_heads", self.kv_heads, replicable=True)
 
 
+class SelectedKeysAttention(SoftmaxAttention):
+    """Attention whose queries attend to some keys before them, wherever these are; else as `whole`."""
+
+    __slots__ = ()
+    saves_by_selection: ClassVar[bool] = True
+
+    if TYPE_CHECKING:
+
+        @property
+        def whole(self) -> SoftmaxAttention:
+            """The same heads' attention to all keys."""
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.whole.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.whole.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of each head's queries and keys."""
+        return self.whole.head_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        """Dimensions of each head's values."""
+        return self.whole.v_head_dim
+
+    @property
+    def window(self) -> int | None:
+        """None: keys may be anywhere."""
+        return None
+
+    @property
+    def rotary_percent(self) -> float:
+        """Fraction of each head with rotary positions."""
+        return self.whole.rotary_percent
+
+    @property
+    def attn_logit_softcapping(self) -> bool:
+        """Scores are not capped."""
+        return False
+
+    @property
+    def causal(self) -> bool:
+        """True: keys are selected from those before a token."""
+        return True
+
+    @property
+    def qk_norm(self) -> QkNorm | None:
+        """How queries and keys are normalized, if they are."""
+        return self.whole.qk_norm
+
+
 @dataclass(frozen=True, slots=True)
 class FullAttention(SoftmaxAttention):
     """Multi-head or grouped-query attention.

@@ -12,67 +12,26 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from clustersim.common.units import Flop
-from clustersim.model.attention_spec import FullAttention, QkNorm, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention, SelectedKeysAttention
 from clustersim.model.lora import Projection
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule
 
 
 @dataclass(frozen=True, slots=True)
-class BlockAttention(SoftmaxAttention):
+class BlockAttention(SelectedKeysAttention):
     """Attention of each query to `topk` blocks of `chunk_size` keys, its own block among them."""
 
     label: ClassVar[str] = "block attention"
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
-    saves_by_selection: ClassVar[bool] = True
 
     attention: FullAttention
     chunk_size: int
     topk: int
 
     @property
-    def heads(self) -> int:
-        """Number of query heads."""
-        return self.attention.heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Number of heads of keys and values."""
-        return self.attention.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Dimensions of each head's queries and keys."""
-        return self.attention.head_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Dimensions of each head's values."""
-        return self.attention.v_head_dim
-
-    @property
-    def window(self) -> int | None:
-        """None: blocks may be anywhere."""
-        return None
-
-    @property
-    def rotary_percent(self) -> float:
-        """Fraction of each head with rotary positions."""
-        return self.attention.rotary_percent
-
-    @property
-    def attn_logit_softcapping(self) -> bool:
-        """Scores are not capped."""
-        return False
-
-    @property
-    def causal(self) -> bool:
-        """True: a token attends to those before it."""
-        return True
-
-    @property
-    def qk_norm(self) -> QkNorm | None:
-        """How queries and keys are normalized, if they are."""
-        return self.attention.qk_norm
+    def whole(self) -> FullAttention:
+        """The same heads' attention to all keys."""
+        return self.attention
 
     def earlier_blocks(self, sequence: int) -> float:
         """Blocks before its own that a query attends to, on average over a sequence."""

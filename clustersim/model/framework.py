@@ -64,7 +64,7 @@ class MeasuredHostUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SupportedLayouts:
-    """What a framework supports, by scenario keywords: strategies, schedules, dispatchers, axes besides dp, kinds of cp.
+    """What a framework supports, by scenario keywords: strategies, schedules, dispatchers, axes besides dp.
 
     Searches and suggestions stay within all of them; a scenario with another dispatcher is refused, since dispatchers
     are a framework's own code, while the others may be ported. context_parallel: kinds, its default first.

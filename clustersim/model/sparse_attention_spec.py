@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 from clustersim.common.units import Flop
 from clustersim.model.attention_spec import (
     LatentAttention,
-    QkNorm,
-    SoftmaxAttention,
+    SelectedKeysAttention,
     max_attended_keys,
     mean_attended_keys,
 )
@@ -29,14 +28,13 @@ from clustersim.model.mixer import AttentionFlopConvention, ContextRule
 
 
 @dataclass(frozen=True, slots=True)
-class DeepseekSparseAttention(SoftmaxAttention):
+class DeepseekSparseAttention(SelectedKeysAttention):
     """Latent attention to the `index_topk` keys that an indexer of `index_heads` heads of `index_head_dim` selects.
 
     warms_up: the indexer is trained alone, while attention is to all keys.
     """
 
     label: ClassVar[str] = "sparse attention"
-    saves_by_selection: ClassVar[bool] = True
 
     latent: LatentAttention
     index_heads: int = 64
@@ -50,49 +48,9 @@ class DeepseekSparseAttention(SoftmaxAttention):
         return ContextRule.NONE if self.warms_up else ContextRule.KEY_GATHER
 
     @property
-    def heads(self) -> int:
-        """Number of query heads."""
-        return self.latent.heads
-
-    @property
-    def kv_heads(self) -> int:
-        """Every head has its own keys and values, which are one in the latent space."""
-        return self.latent.kv_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Dimensions of each head's queries and keys."""
-        return self.latent.head_dim
-
-    @property
-    def v_head_dim(self) -> int:
-        """Dimensions of each head's values."""
-        return self.latent.v_head_dim
-
-    @property
-    def window(self) -> int | None:
-        """None: selected keys may be anywhere."""
-        return None
-
-    @property
-    def rotary_percent(self) -> float:
-        """As of latent attention."""
-        return self.latent.rotary_percent
-
-    @property
-    def attn_logit_softcapping(self) -> bool:
-        """Scores are not capped."""
-        return False
-
-    @property
-    def causal(self) -> bool:
-        """True: keys are selected from those before a token."""
-        return True
-
-    @property
-    def qk_norm(self) -> QkNorm | None:
-        """None: the latent vectors are normalized."""
-        return None
+    def whole(self) -> LatentAttention:
+        """The same heads' attention to all keys."""
+        return self.latent
 
     @property
     def absorbed_width(self) -> int:
