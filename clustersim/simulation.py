@@ -19,7 +19,8 @@ from clustersim.common.errors import InputError
 from clustersim.common.gc_control import gc_disabled
 from clustersim.common.units import Seconds
 from clustersim.engine.co_scheduled import CoScheduledJob, simulate_co_scheduled
-from clustersim.engine.engine import simulate_program
+from clustersim.engine.engine import simulate_step
+from clustersim.engine.execution_strategies import ExecutableStep
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.task_progress import ProgressWatcher, ignore_progress
@@ -100,15 +101,10 @@ def _result(
 def _run_isolated(scenario: Scenario, prepared: PreparedSimulation, watch: ProgressWatcher) -> OperationTraceReader:
     """Simulate one rank of each equivalence class, without other jobs."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
-    trace, span_log = simulate_program(
-        prepared.program,
-        prepared.classes,
-        prepared.cost,
-        coalesce=coalesce,
-        contention_map=prepared.contention,
-        jitter=jitter,
-        watch=watch,
+    step = ExecutableStep(
+        prepared.program, prepared.classes, prepared.cost, coalesce, prepared.contention, jitter, watch
     )
+    trace, span_log = simulate_step(step)
     return _operation_trace(scenario, prepared, trace, span_log)
 
 

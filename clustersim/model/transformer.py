@@ -56,17 +56,17 @@ class PositionEncoding(Enum):
 class TransformerModel:
     """A transformer: a decoder of tokens, or an encoder of images. stack: its layers in order.
 
-    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the
-    embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
-    is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
-    spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
-    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: of
-    these, None: that of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a
-    weight (1, Cohere) or nothing (0, OLMo); patches: what takes the place of the table of tokens, None: the table, of `vocab` rows, which are
-    none otherwise; head: what follows the final norm; gradients: which parts are trained; encoder: what maps images to
-    some of its tokens; layer_scale: every branch of a layer is multiplied by a learned vector before the residual add
-    (Touvron et al. 2021, arXiv:2103.17239); conditioning: what a diffusion transformer reads besides patches; label:
-    what the names of its operators begin with, if it is not the only tower.
+    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
+    vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalized
+    before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2); spare_positions: rows
+    of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi);
+    mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: of these, None: that of the
+    stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    nothing (0, OLMo); patches: what takes the place of the table of tokens, None: the table, of `vocab` rows, which
+    are none otherwise; head: what follows the final norm; gradients: which parts are trained; encoder: what maps
+    images to some of its tokens; layer_scale: every branch of a layer is multiplied by a learned vector before the
+    residual add (Touvron et al. 2021, arXiv:2103.17239); conditioning: what a diffusion transformer reads besides
+    patches; label: what the names of its operators begin with, if it is not the only tower.
     """
 
     name: str
