@@ -74,7 +74,7 @@ class LinkCuts:
 
     def _absent_sites(self, pairs: Sequence[tuple[int, int]], cut: int) -> frozenset[int]:
         """Sites that are not connected with those that have most GPUs once a link is cut."""
-        graph: "nx.Graph[int]" = nx.Graph()
+        graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(range(len(self.rounds.sites)))
         graph.add_edges_from(pair for index, pair in enumerate(pairs) if index != cut)
         parts = sorted(nx.connected_components(graph), key=lambda part: (-self._gpus(part), min(part)))

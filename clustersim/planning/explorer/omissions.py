@@ -2,7 +2,8 @@
 
 Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks;
 one optimizer for all weights. MTP layers, which add an embedding and logits to the stage that holds them, other kinds
-of context parallelism and optimizers of matrices are not in them, so the page draws the scenario without these, and says what they take.
+of context parallelism and optimizers of matrices are not in them, so the page draws the scenario without these, and
+says what they take.
 """
 
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from clustersim.scenario.validation_rules.consistency import check_layers
 
 
 def drawn_scenario(scenario: Scenario) -> Scenario:
-    """The scenario as it is drawn: without MTP layers, with rings, with the optimizer of other weights for matrices, too.
+    """The scenario as it is drawn: without MTP layers, with rings, with one optimizer for matrices and other weights.
 
     Raise InputError if a pipeline stage holds nothing then.
     """

@@ -59,16 +59,15 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     ranks as replicas, except bucket, gathered, reduced and there, which are the full layout's.
 
     resident: [groups] bytes per parameter, by category; copied: bytes of cached low-precision copies per cast
-    weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of
-    another (None: all of them); waiting: [groups] bytes of those per parameter; gathered: [groups] bytes per gathered parameter;
-    reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient exceeds
-    the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit, from the
-    first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
-    dropped: whether gathered layers are resharded between
-    forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
-    parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
-    parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
-    microbatch; again: whether backward gathers parameters.
+    weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of another
+    (None: all of them); waiting: [groups] bytes of those per parameter; gathered: [groups] bytes per gathered
+    parameter; reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient
+    exceeds the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit,
+    from the first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
+    dropped: whether gathered layers are resharded between forward and backward; there: [columns] 0 for activations
+    that are counted elsewhere; dp: bytes sent per parameter, for no and for one microbatch [2][columns]; tied:
+    share of the tied gradient; shards: ranks that parameters, gradients or optimizer states are sharded over;
+    every: whether gradients are reduced after every microbatch; again: whether backward gathers parameters.
     """
     moe_keys = ("experts_shared",) if space.is_moe else ()
     entries = _ZeroEntries(space)
