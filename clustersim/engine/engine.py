@@ -14,6 +14,7 @@ from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.execution_strategies import STRATEGIES, ExecutableStep, RankByRank
 from clustersim.engine.recording.operation_log import OperationSpanLog
+from clustersim.engine.task_progress import ProgressWatcher, ignore_progress
 from clustersim.program.program import Program
 from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
@@ -27,13 +28,14 @@ def simulate_program(
     coalesce: bool = True,
     contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
+    watch: ProgressWatcher = ignore_progress,
 ) -> tuple[Trace, OperationSpanLog]:
     """Simulate one rank of every symmetry class; return the trace and the recorded operation spans.
 
     Operation spans are recorded only where segments run by sub-segments; the others follow from `cost`. Arguments: see
     `ExecutableStep`.
     """
-    step = ExecutableStep(program, classes, cost, coalesce, contention_map, jitter)
+    step = ExecutableStep(program, classes, cost, coalesce, contention_map, jitter, watch)
     executed = (strategy.execute(step) for strategy in STRATEGIES if strategy.can_execute(step))
     return next(result for result in executed if result is not None)
 

@@ -76,6 +76,11 @@ class ArgumentExporter:
 def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportResult:
     """Export a scenario as arguments of a program; raises InputError if the model or step cannot be expressed."""
     require_common_step(scenario)
+    if scenario.model.patches is not None or scenario.model.encoder is not None:
+        raise InputError(
+            f"{scenario_label(scenario)}: model: {exporter.program} trains models of tokens here, and "
+            f"{scenario.model.name} reads images"
+        )
     text = exporter.render(scenario)
     reimported, original = _reimport(scenario, exporter, text), scenario
     differences = []

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from clustersim.common.interning import Interner
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
+from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.layers import LayerOperators
+from clustersim.model.model_ends import Projector
 from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layer_sharding import LayerSharding
@@ -37,7 +39,8 @@ from clustersim.program.task import Operation
 class Unit:
     """Embedding, layer or head of a stage. Compared by identity, as equal layers share a unit.
 
-    parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss;
+    parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss; has_backward:
+    backward runs through it;
     input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
     """
 
@@ -48,6 +51,7 @@ class Unit:
     weight_gradients: tuple[Operation, ...]
     parameters_by_group: Mapping[str, int]
     is_head: bool = False
+    has_backward: bool = True
 
     @property
     def parameter_count(self) -> int:
@@ -111,7 +115,16 @@ class UnitBuilder:
         mtp_embeddings = [self.embedding_unit(mtp_embedding) for mtp_embedding in self.plan.mtp_embeddings(stage)]
         main_layer_count = len(layers) - stage.mtp_layer_count
         head_units = [self.head_unit(self.plan.stage_head(stage))] if stage.has_head else []
-        return (*embedding_units, *layers[:main_layer_count], *mtp_embeddings, *layers[main_layer_count:], *head_units)
+        encoder = self.plan.stage_encoder(stage)
+        encoder_units = () if encoder is None else UnitBuilder(encoder.plan).stage_units(encoder.stage)
+        return (
+            *encoder_units,
+            *embedding_units,
+            *layers[:main_layer_count],
+            *mtp_embeddings,
+            *layers[main_layer_count:],
+            *head_units,
+        )
 
     def layer_unit(self, layer_run: StageLayers, load_index: int | None) -> Unit:
         """The unit of one layer; load_index: index of its expert load factors."""
@@ -125,7 +138,9 @@ class UnitBuilder:
         spec = layer_run.layers.spec
         layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
         recomputed = self._recomputed_operations(layer, sharding, recomputed=layer_run.recomputed)
-        unit = self._offload_unreduced(self._with_reference(_build_unit("layer", layer, sharding, recomputed)))
+        unit = self._offload_unreduced(
+            self._with_reference(_build_unit(self._unit_name("layer"), layer, sharding, recomputed))
+        )
         if not layer_run.offloaded:
             return unit
         return _offload_activations(unit, Activations(self.plan).layer_bytes_of(layer_run))
@@ -145,16 +160,38 @@ class UnitBuilder:
     def embedding_unit(self, layer: LayerOperators) -> Unit:
         """Unit of an embedding."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
-        return self._offload_unreduced(self._with_reference(_build_unit("embedding", layer, sharding, [])))
+        return self._offload_unreduced(
+            self._with_reference(_build_unit(self._unit_name("embedding"), layer, sharding, []))
+        )
 
     def head_unit(self, layer: LayerOperators) -> Unit:
         """Unit of an output head."""
-        sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
-        unit = _build_unit("head", layer, sharding, [])
-        reductions = (1 + self.plan.model.mtp_layers) * sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
+        unit = _build_unit(self._unit_name("head"), layer, self._head_sharding, [])
+        model = self.plan.model
+        loss_count = 1 + model.mtp_layers if model.has_vocabulary_loss else 0
+        reductions = loss_count * self._head_sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
+        is_last = not isinstance(model.head, Projector)
         return self._offload_unreduced(
-            self._with_reference(replace(unit, forward=(*unit.forward, *reductions), is_head=True))
+            self._with_reference(replace(unit, forward=(*unit.forward, *reductions), is_head=is_last))
         )
+
+    @property
+    def _head_sharding(self) -> LayerSharding:
+        """Collectives of the head, whose output is the loss, or the tokens that a projector hands on."""
+        sharding, model, shard = self.plan.layer_sharding(), self.plan.model, self.plan.layer_shard
+        if not isinstance(model.head, Projector):
+            return replace(sharding, has_sharded_output=False)
+        tokens = shard.batch * model.head.projected_tokens(shard.sequence)
+        return replace(
+            sharding,
+            activation_bytes=float(tokens * model.head.widths[-1] * self.plan.training.recipe.activations.bytes),
+            has_sharded_input=model.gradients.layers is not GradientFlow.NONE,
+        )
+
+    def _unit_name(self, name: str) -> str:
+        """A unit's name; in front of it that of its tower, if the model has several."""
+        label = self.plan.model.label
+        return f"{label} {name}" if label else name
 
     def _with_reference(self, unit: Unit) -> Unit:
         """The unit with the forward of the reference model's, if there is one, before its own."""
@@ -183,8 +220,8 @@ def pass_operations(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation,
 
 
 def execution_order(units: Sequence[Unit], kind: ActionKind) -> Sequence[Unit]:
-    """Units in execution order of a pass: forward in model order, backward in reverse."""
-    return units if kind is ActionKind.FORWARD else units[::-1]
+    """Units in execution order of a pass: forward in model order, backward in reverse, as far as it goes."""
+    return units if kind is ActionKind.FORWARD else tuple(unit for unit in reversed(units) if unit.has_backward)
 
 
 def _offload_activations(unit: Unit, size_bytes: Bytes) -> Unit:
@@ -209,6 +246,9 @@ def _prefetch_activations(operations: tuple[Operation, ...], size_bytes: Bytes) 
 
 
 def _build_unit(name: str, layer: LayerOperators, sharding: LayerSharding, recomputed: list[Operation]) -> Unit:
+    if not layer.has_backward:
+        forward = tuple(forward_operations(layer, sharding))
+        return Unit(name, forward, (), (), (), layer.parameters_by_group, has_backward=False)
     return Unit(
         name=name,
         forward=tuple(forward_operations(layer, sharding)),

@@ -94,8 +94,25 @@ class Activations:
         """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
         key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
         if key not in self._bytes_cache:
-            self._bytes_cache[key] = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+            own = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+            self._bytes_cache[key] = self._with_encoder(stage, kind, own)
         return self._bytes_cache[key]
+
+    def _with_encoder(self, stage: PipelineStage, kind: ActionKind, own: ActivationBytes) -> ActivationBytes:
+        """Bytes of a stage with those of the encoder that it runs, whose backward begins when its own has ended.
+
+        What exists while a layer of a frozen encoder runs forward counts as temporary in the backward of the same
+        microbatch, when the stage holds its own activations, too.
+        """
+        encoder = self.plan.stage_encoder(stage)
+        if encoder is None:
+            return own
+        saved, for_wgrad, transient = Activations(encoder.plan).stage_bytes(encoder.stage, kind)
+        own_saved, own_wgrad, own_transient = own
+        freed = 0.0 if kind is ActionKind.WEIGHT_GRADIENT else own_saved
+        forward = max(unit.forward_bytes for unit in encoder.plan.stage_units(encoder.stage))
+        temporary = max(own_transient, transient - freed, forward - own_saved)
+        return own_saved + saved, own_wgrad + for_wgrad, temporary
 
     def saved_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch saves on a stage from forward to backward."""
@@ -244,15 +261,16 @@ class Activations:
         gradient, PyTorch's loss of a part its FP32 copy, log-softmax and gradient, too; the others compute the
         gradient in the softmax's place and cast it.
         """
+        z_gradient = 0 if self._z_loss is None else DType.FP32.bytes  # which exists until it is added to the other
         match self.plan.training.loss:
             case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
-                return 2 * DType.FP32.bytes
+                return 2 * DType.FP32.bytes + z_gradient
             case LossImplementation.CHUNKED | LossImplementation.CUT_CROSS_ENTROPY:
                 return self.element_bytes * self._logit_share
             case LossImplementation.FUSED_LINEAR:
                 return 2 * self.element_bytes * self._logit_share
             case LossImplementation.CHUNKED_NLL:
-                return (2 * self.element_bytes + 3 * DType.FP32.bytes) * self._logit_share
+                return (2 * self.element_bytes + 3 * DType.FP32.bytes + z_gradient) * self._logit_share
         return self.element_bytes
 
     @property
@@ -285,8 +303,15 @@ class Activations:
 
     @property
     def loss_saved_bytes(self) -> Bytes:
-        """Bytes per logit that the loss saves."""
-        return memory_bound.loss_spec(self.plan.training.loss).saved.bytes(self.plan.training.recipe.activations, 1)
+        """Bytes per logit that the loss saves, z-loss included."""
+        specs = (memory_bound.loss_spec(self.plan.training.loss), self._z_loss)
+        return sum(spec.saved.bytes(self.plan.training.recipe.activations, 1) for spec in specs if spec is not None)
+
+    @property
+    def _z_loss(self) -> memory_bound.MemoryBoundSpec | None:
+        """Passes of z-loss, if it has its own."""
+        training = self.plan.training
+        return memory_bound.z_loss_spec(training.loss) if training.z_loss else None
 
     @property
     def logit_count(self) -> int:

@@ -90,6 +90,14 @@ class SoftmaxAttention(Mixer):
         """Elements per token of keys and values on one of tp ranks: at least one head's."""
         return max(1, self.kv_heads // tp) * (self.head_dim + self.v_head_dim)
 
+    def repeated_kv_width(self, tp: int) -> int:
+        """Elements per token of keys and values on one of tp ranks, copied for every query head."""
+        return self.heads // tp * (self.head_dim + self.v_head_dim)
+
+    def attends_to_all(self, keys: int) -> bool:
+        """Whether queries attend to all of `keys` keys before them."""
+        return self.causal and (self.window is None or self.window >= keys)
+
     def exchanged_widths(self, tp: int, ranks: int) -> tuple[int, int]:
         """Elements per token of queries, keys and values, one head of these for each rank at least; and of outputs."""
         heads, kv_heads = self.heads // tp, max(1, self.kv_heads // tp, ranks)

@@ -16,15 +16,22 @@ Causal attention computes only what its mask leaves, about half; counted this wa
 
 Frozen parameters have no gradient, so they count four (forward and input gradient), LoRA adapters six;
 attention counts as usual.
+
+An encoder's patches count four, because pixels have no gradient; its head as it is run, once per sample. What runs
+forward only, such as a frozen encoder, counts two.
+Where indexers of sparse attention are trained alone, no gradient passes the others, which count two.
 """
 
 from clustersim.common.units import Flop
 from clustersim.model.documents import PackedBatch
+from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
 from clustersim.model.transformer import (
+    Encoder,
     TransformerModel,
     adapter_parameter_count,
     layer_matrix_parameter_count,
@@ -43,18 +50,59 @@ def token_flops(
     sequence: tokens; lora: adapters of a frozen model, None: all weights are trained.
     """
     mixing_flops = sum(
-        group.count * group.spec.mixer.mixing_flops(sequence, convention)
+        group.count * mixer.mixing_flops(sequence, convention)
         for group in model.full_stack
-        if group.spec.mixer is not None
+        for mixer in group.spec.mixers
     )
-    matrices = matrix_parameter_count(model)
-    matmul_flops = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
-    return matmul_flops + mixing_flops
+    matrices, layers = matrix_parameter_count(model), model.gradients.layers
+    if model.trains_indexer_only:
+        return 2.0 * matrices + 4.0 * _indexer_matrices(model) + mixing_flops
+    if lora is None:
+        matmul_flops = layers.flops_per_weight * matrices
+    else:
+        matmul_flops = 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
+    return matmul_flops + layers.mixing_share * mixing_flops + _end_flops(model, sequence) / sequence
+
+
+def _end_flops(model: TransformerModel, sequence: int) -> Flop:
+    """Model FLOP of one sample in patches, which have no gradient, and in a head of no vocabulary."""
+    gradients, patches, head = model.gradients, 0.0, model.head.multiplications(model.hidden, sequence)
+    if model.patches is not None:
+        is_trained = gradients.embedding is GradientFlow.TRAINED
+        patches = (4.0 if is_trained else 2.0) * model.patches.multiplications(model.hidden)
+    per_weight = gradients.head.flops_per_weight
+    needs_gradient = gradients.layers is not GradientFlow.NONE or gradients.head is GradientFlow.NONE
+    per_input_weight = per_weight if needs_gradient else per_weight - 2.0
+    modulations = gradients.layers.flops_per_weight * sum(
+        group.count * group.spec.modulation.multiplications(model.hidden) * (2 if group.spec.stream_tokens else 1)
+        for group in model.stack
+        if group.spec.modulation is not None
+    )
+    heads = per_input_weight * head.of_input + per_weight * head.others
+    return _conditioning_flops(model) + patches + modulations + heads
+
+
+def _conditioning_flops(model: TransformerModel) -> Flop:
+    """Model FLOP of a sample's vectors and text, whose first matrices read what has no gradient."""
+    if model.conditioning is None:
+        return 0.0
+    first, others = model.conditioning.multiplications(model.hidden)
+    return 4.0 * first + 6.0 * others
+
+
+def _indexer_matrices(model: TransformerModel) -> int:
+    """Weights of the matrices of all indexers."""
+    mixers = ((group.spec.mixer, group.count) for group in model.full_stack)
+    return sum(
+        count * mixer.index_matrices(model.hidden)
+        for mixer, count in mixers
+        if isinstance(mixer, DeepseekSparseAttention)
+    )
 
 
 def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:
     """Model FLOP of one token in one layer, forward and backward, of attention those that its mask leaves."""
-    mixing = 0.0 if spec.mixer is None else spec.mixer.mixing_flops(sequence, AttentionFlopConvention.CAUSAL)
+    mixing = sum(mixer.mixing_flops(sequence, AttentionFlopConvention.CAUSAL) for mixer in spec.mixers)
     return 6.0 * layer_matrix_parameter_count(model, spec) + mixing
 
 
@@ -62,12 +110,26 @@ def model_flops(
     model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
 ) -> Flop:
     """Model FLOP of one training step of the full job; packed documents count as sequences of their own."""
+    encoder_flops = training.global_batch * _encoder_sequence_flops(model, convention)
     if training.documents is None:
         tokens = training.global_batch * training.sequence
-        return tokens * token_flops(model, training.sequence, training.lora, convention)
+        return tokens * token_flops(model, training.sequence, training.lora, convention) + encoder_flops
     batch = PackedBatch(training.documents, training.sequence, 1, training.global_batch, 1)
     lengths, counts = batch.piece_lengths()
-    return sum(
+    return encoder_flops + sum(
         int(count) * int(length) * token_flops(model, int(length), training.lora, convention)
         for length, count in zip(lengths, counts, strict=True)
     )
+
+
+def _encoder_sequence_flops(model: TransformerModel, convention: AttentionFlopConvention) -> Flop:
+    """Model FLOP of a model's encoder and projector for one sequence."""
+    encoder = model.encoder
+    if encoder is None:
+        return 0.0
+    return encoder_image_flops(encoder, convention) * encoder.samples
+
+
+def encoder_image_flops(encoder: Encoder, convention: AttentionFlopConvention = AttentionFlopConvention.FULL) -> Flop:
+    """Model FLOP of one image in an encoder and its projector, forward and backward."""
+    return encoder.sample_tokens * token_flops(encoder.model, encoder.sample_tokens, None, convention)

@@ -12,6 +12,8 @@ from math import ceil
 
 from clustersim.common.enums import IdentityEnum
 from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.conditioning import Modulation
+from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.mixer import Mixer
 from clustersim.model.parallel_mixers import ParallelMixers
 
@@ -29,7 +31,7 @@ class BlockForm(IdentityEnum):
     PRE_NORM: sequential, a norm before each (GPT-2 and after); POST_NORM: a norm after each, before the
     residual add (OLMo 2); SANDWICH: before and after each (Gemma 2, GLM-4); PARALLEL: both read one norm of
     the same input, and one residual add takes both (GPT-J, Falcon 7B); PARALLEL_NORMS: the same with separate
-    norms (Falcon 40B).
+    norms (Falcon 40B); PARALLEL_FUSED: the same with one norm, and one output matrix of both (FLUX.1).
     """
 
     PRE_NORM = "pre_norm"
@@ -37,6 +39,7 @@ class BlockForm(IdentityEnum):
     SANDWICH = "sandwich"
     PARALLEL = "parallel"
     PARALLEL_NORMS = "parallel_norms"
+    PARALLEL_FUSED = "parallel_fused"
 
     @property
     def has_pre_norm(self) -> bool:
@@ -51,7 +54,7 @@ class BlockForm(IdentityEnum):
     @property
     def is_parallel(self) -> bool:
         """Whether attention and MLP read the same input."""
-        return self in (BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS)
+        return self in (BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS, BlockForm.PARALLEL_FUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,10 @@ class LayerSpec:
     """What one layer is made of: a mixer of tokens and an MLP; None: the layer has none (and is not parallel).
 
     is_mtp: a multi-token prediction layer, which reads hidden states and the embedding of the next token
-    (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe.
+    (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe; cross: attention to
+    another sequence between mixer and MLP, with a norm and a residual connection of its own; modulation: shifts, scales
+    and gates of mixer and MLP; stream_tokens: how many tokens of a sequence pass weights of their own (those of a text
+    in a double-stream block, which attention joins with the others).
     """
 
     mixer: Mixer | None
@@ -140,6 +146,14 @@ class LayerSpec:
     block: BlockForm = BlockForm.PRE_NORM
     is_mtp: bool = False
     high_precision: bool = False
+    cross: CrossAttention | None = None
+    modulation: Modulation | None = None
+    stream_tokens: int = 0
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Its mixers: of its own sequence, and of another."""
+        return tuple(mixer for mixer in (self.mixer, self.cross) if mixer is not None)
 
     @property
     def attention(self) -> SoftmaxAttention | None:

@@ -23,18 +23,24 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
+from clustersim.model.conditioning_layers import conditioning_operators
+from clustersim.model.frozen_layers import apply_gradient_flow, train_alone
+from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
-from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MoeMlp
+from clustersim.model.layer_blocks import LayerBranches, block_operators, join_streams
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
 from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
+from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.registry import registered_mixer
 from clustersim.model.mlp import mlp_operators
 from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
+    INDEXER,
     LOW_PRECISION_LAYERS,
     MATRICES,
     LayerOperators,
@@ -43,12 +49,13 @@ from clustersim.model.operators import (
     ParallelRegion,
     RegionInput,
     assign_module,
-    mark_module_reader,
+    label_layer,
 )
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.overheads import Accumulation
+from clustersim.model.patch_layers import head_operators, patch_operators
 from clustersim.model.precision_recipe import MatmulFormats
-from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
+from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.sharded_layer import (
     RankContext,
     keep_gathered_inputs,
@@ -56,7 +63,6 @@ from clustersim.model.sharded_layer import (
     memory_bound_operator,
     norm_operator,
     residual_add_operator,
-    residual_fork_operator,
     residual_stream_operator,
 )
 from clustersim.model.training import FusedKernel, Training
@@ -87,7 +93,7 @@ def transformer_layer(
 ) -> LayerOperators:
     """The operators of one transformer layer. Degrees must divide heads and ffn (the scenario checks)."""
     rank = RankContext(model, training.high_precision if spec.high_precision else training, shard)
-    operators = _layer_operators(rank, spec, _mixer_operators(rank, spec), _mlp_operators(rank, spec))
+    operators = _all_operators(rank, spec)
     input_bytes = rank.residual_bytes
     if spec.is_mtp:
         operators, input_bytes = mtp_operators(rank, operators), mtp_input_bytes(rank)
@@ -96,7 +102,34 @@ def transformer_layer(
             replace(operator, parameter_group=group) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
-    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
+    layer = LayerOperators(keep_gathered_inputs(rank, operators), input_bytes)
+    return _finish_layer(rank, layer, model.gradients.layers)
+
+
+def _all_operators(rank: RankContext, spec: LayerSpec) -> tuple[Operator, ...]:
+    """The operators of a layer; of a double-stream block those of both streams, around one attention core."""
+    if not spec.stream_tokens:
+        return block_operators(rank, spec, _branch_operators(rank, spec))
+    shard = rank.shard
+    own_tokens = spec.stream_tokens * shard.sequence // shard.keys
+    lengths = shard.sequence, own_tokens, shard.sequence - own_tokens
+    ranks = (replace(rank, shard=replace(shard, sequence=length)) for length in lengths)
+    single = replace(spec, stream_tokens=0)
+    return join_streams(*(_all_operators(stream_rank, single) for stream_rank in ranks))
+
+
+def _branch_operators(rank: RankContext, spec: LayerSpec) -> LayerBranches:
+    cross = [] if spec.cross is None else cross_attention_operators(rank, spec.cross, after_norm=False)
+    return LayerBranches(_mixer_operators(rank, spec), cross, _mlp_operators(rank, spec))
+
+
+def _finish_layer(rank: RankContext, layer: LayerOperators, flow: GradientFlow) -> LayerOperators:
+    """The layer as it is trained: with adapters, frozen weights or indexers alone, and with its tower's name."""
+    if rank.model.trains_indexer_only:
+        trained = train_alone(layer, INDEXER)
+    else:
+        trained = apply_gradient_flow(apply_lora(layer, rank.training, rank.shard), flow)
+    return label_layer(trained, rank.model.label) if rank.model.label else trained
 
 
 def _layer_group(training: Training) -> str:
@@ -106,123 +139,35 @@ def _layer_group(training: Training) -> str:
     return MATRICES if training.orthogonalizes_dense else DENSE
 
 
-def _layer_operators(
-    rank: RankContext, spec: LayerSpec, mixer: list[Operator], mlp: list[Operator]
-) -> tuple[Operator, ...]:
-    if spec.block.is_parallel and mixer and mlp:
-        return (*_parallel_block(rank, spec.block, mixer, mlp),)
-    starts_linear = spec.mixer is not None and registered_mixer(spec.mixer).starts_linear
-    branches = {
-        "mixer" if spec.attention is None else "attention": (mixer, starts_linear),
-        "mlp": (mlp, isinstance(spec.mlp, DenseMlp)),
-    }
-    return tuple(
-        operator
-        for name, (branch, is_plain) in branches.items()
-        if branch
-        for operator in _add_residual(
-            rank, spec.block, name, _add_norm(rank, spec.block, name, branch, starts_linear=is_plain)
-        )
-    )
-
-
-def _add_residual(rank: RankContext, block: BlockForm, name: str, branch: list[Operator]) -> list[Operator]:
-    """A residual branch, followed by its post-norm, if any, and the residual add."""
-    post_norm = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.has_post_norm else []
-    return [*branch, *post_norm, residual_add_operator(rank, f"{name}.residual")]
-
-
-def _add_norm(
-    rank: RankContext, block: BlockForm, name: str, branch: list[Operator], *, starts_linear: bool
-) -> list[Operator]:
-    """A residual branch and the norm before it.
-
-    starts_linear: a linear layer is first, which the norm may be fused into.
-    """
-    if not block.has_pre_norm:
-        return [residual_fork_operator(rank, f"{name}.fork"), *branch]
-    if not (starts_linear and rank.training.overheads.norm_in_linear):
-        return [_module_norm(rank, f"{name}.norm"), *mark_module_reader(branch, RecomputeModule.LAYERNORM)]
-    first, *remaining = branch
-    memberships = tuple(ModuleMembership(membership.module) for membership in first.memberships)
-    norm = replace(norm_operator(rank, f"{name}.norm"), memberships=first.memberships)
-    return [norm, replace(first, memberships=memberships), *remaining]
-
-
-def _module_norm(rank: RankContext, name: str) -> Operator:
-    """A norm before a branch, as a recomputable module."""
-    (operator,) = assign_module([norm_operator(rank, name)], RecomputeModule.LAYERNORM, rank.residual_bytes)
-    return operator
-
-
-def _parallel_block(
-    rank: RankContext, block: BlockForm, attention: list[Operator], mlp: list[Operator]
-) -> list[Operator]:
-    """A parallel block: attention and MLP read the same input; what both save of it is counted once."""
-    (qkv, *attention_rest), (up, *mlp_rest) = (
-        mark_module_reader(branch, RecomputeModule.LAYERNORM) for branch in (attention, mlp)
-    )
-    total = replace(_branch_sum(rank, "block.sum"), region=ParallelRegion.SHARDED)
-    residual = residual_add_operator(rank, "block.residual")
-    if block is BlockForm.PARALLEL_NORMS:
-        attention_norm, mlp_norm = _module_norm(rank, "attention.norm"), _module_norm(rank, "mlp.norm")
-        mlp_norm = replace(
-            mlp_norm,
-            saved_bytes=mlp_norm.saved_bytes - rank.residual_bytes,
-            memberships=(ModuleMembership(RecomputeModule.LAYERNORM),),
-        )
-        return [
-            attention_norm,
-            mlp_norm,
-            qkv,
-            *attention_rest,
-            replace(up, region_input=RegionInput.OTHER),
-            *mlp_rest,
-            total,
-            residual,
-        ]
-    shared_bytes = rank.shared_input_bytes(rank.residual_elements)
-    gradient_sum = _branch_sum(rank, "block.gradient_sum").forward
-    qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *gradient_sum))
-    memberships = tuple(
-        ModuleMembership(membership.module) for membership in up.memberships
-    )  # which is the input of the MLP's module, too
-    up = replace(
-        up,
-        region_input=RegionInput.SAME,
-        saved_bytes=up.saved_bytes - shared_bytes,
-        deferred_wgrad_bytes=up.deferred_wgrad_bytes - shared_bytes,
-        wgrad_input_bytes=up.wgrad_input_bytes - shared_bytes,
-        memberships=memberships,
-    )
-    return [_module_norm(rank, "block.norm"), qkv, *attention_rest, up, *mlp_rest, total, residual]
-
-
-def _branch_sum(rank: RankContext, name: str) -> Operator:
-    """The sum of both branches' outputs for all tokens of this rank; the gradient passes unchanged."""
-    spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fuses(FusedKernel.RESIDUAL))
-    return memory_bound_operator(
-        ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.tokens, rank.model.hidden),)
-    )
-
-
 @lru_cache(maxsize=_CACHE_SIZE)
 def embedding_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
-    """Token lookup (each rank looks up its part of the vocabulary), learned positions, norm, dropout."""
+    """Token lookup (each rank looks up its part of the vocabulary) or patches, learned positions, norm, dropout."""
     rank = RankContext(model, training, shard)
-    operators = [_token_embedding(rank)]
+    operators = [_token_embedding(rank)] if model.patches is None else patch_operators(rank, model.patches)
+    if model.conditioning is not None:
+        operators += conditioning_operators(rank, model.conditioning)
     if model.positions is PositionEncoding.LEARNED:
         operators.append(_position_embedding(rank))
+    if model.positions is PositionEncoding.SINUSOIDAL:
+        operators.append(residual_add_operator(rank, "embedding.positions"))
     if model.embedding_norm:
         operators.append(norm_operator(rank, "embedding.norm", forks=False))
     if model.dropout:
         operators.append(residual_stream_operator(rank, "embedding.dropout", memory_bound.DROPOUT))
-    return apply_lora(LayerOperators(tuple(operators), float(shard.tokens * _TOKEN_ID_BYTES)), training, shard)
+    return _finish_layer(rank, LayerOperators(tuple(operators), _sample_bytes(rank)), model.gradients.embedding)
+
+
+def _sample_bytes(rank: RankContext) -> Bytes:
+    """Bytes of a microbatch's token ids, or of its samples' values in FP32."""
+    patches = rank.model.patches
+    if patches is None:
+        return float(rank.shard.tokens * _TOKEN_ID_BYTES)
+    return float(rank.shard.batch * patches.patches * patches.patch_elements * DType.FP32.bytes)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
-    """Final norm, logits, loss.
+    """Final norm, logits, loss; or the final norm and another head.
 
     The logits' weight is counted here, tied or not; with FP8 the logits stay in BF16.
     Each multi-token prediction (MTP) layer has logits and a loss too, with the same weight; the hidden states
@@ -231,7 +176,11 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
     the stack.
     """
     rank, mtp_count = RankContext(model, training, shard), model.mtp_layers
-    operators = [norm_operator(rank, "head.norm", forks=False)]
+    norm = norm_operator(rank, "head.norm", forks=False)
+    operators = [replace(norm, parameter_count=model.head.norm_copies * norm.parameter_count)]
+    if not model.has_vocabulary_loss:
+        operators += head_operators(rank, model.head)
+        return _finish_layer(rank, LayerOperators(tuple(operators), rank.residual_bytes), model.gradients.head)
     if mtp_count:
         operators.append(concat_operator(rank, "head.concat", 1 + mtp_count))
     first_logits, *remaining = _logits_and_loss(rank)
@@ -239,7 +188,8 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
     # backward runs the first one last, which completes the weight gradient
     mtp_logits = replace(first_logits, parameter_count=0, region_input=RegionInput.OTHER, linear=None)
     operators += mtp_count * [mtp_logits, *remaining]
-    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), rank.residual_bytes), training, shard)
+    head = LayerOperators(keep_gathered_inputs(rank, operators), rank.residual_bytes)
+    return _finish_layer(rank, head, model.gradients.head)
 
 
 def _logits_and_loss(rank: RankContext) -> list[Operator]:
@@ -255,7 +205,9 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
         operators.append(_logits_operator(rank, "head.softcap", softcap))
-    return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
+    operators.append(_logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss)))
+    z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
+    return operators if z_loss is None else [*operators, _logits_operator(rank, "head.z_loss", z_loss)]
 
 
 def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:
@@ -291,7 +243,8 @@ def _mixer_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
 
 def _has_fused_norm(rank: RankContext, spec: LayerSpec) -> bool:
     """Whether a norm is fused into the first linear layer of a mixer that starts with one, or of a dense MLP."""
-    return spec.block.has_pre_norm and not spec.block.is_parallel and rank.training.overheads.norm_in_linear
+    is_plain = spec.block.has_pre_norm and not spec.block.is_parallel and spec.modulation is None
+    return is_plain and rank.training.overheads.norm_in_linear
 
 
 def _token_embedding(rank: RankContext) -> Operator:

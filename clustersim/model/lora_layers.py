@@ -34,6 +34,7 @@ from itertools import pairwise
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
+from clustersim.model.frozen_layers import freeze_operator
 from clustersim.model.kernels import Kernel
 from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Lora
@@ -117,7 +118,7 @@ def _wrap_with_adapters(
     """
     lora, linear = training.lora, operator.linear
     adapters = () if lora is None or linear is None else tuple(_sharded_adapters(linear, lora, training, shard))
-    frozen = _freeze_operator(operator, backward_result_bytes if operator.wgrad_input_bytes else 0.0)
+    frozen = freeze_operator(operator, backward_result_bytes)
     if linear is None or lora is None or not linear.projections:
         yield frozen
         return
@@ -144,19 +145,6 @@ def _assign_modules(operator: Operator, operators: Iterable[Operator]) -> Iterat
     for wrapped in operators:
         yield replace(wrapped, memberships=memberships)
         memberships = tuple(ModuleMembership(module) for module, _ in operator.memberships)
-
-
-def _freeze_operator(operator: Operator, backward_result_bytes: Bytes) -> Operator:
-    """An operator without weight gradients, which saves only what its input gradient reads."""
-    saved_bytes = operator.saved_bytes - operator.wgrad_input_bytes + backward_result_bytes
-    return replace(
-        operator,
-        weight_gradient=(),
-        saved_bytes=saved_bytes,
-        deferred_wgrad_bytes=0.0,
-        wgrad_input_bytes=0.0,
-        trainable=False,
-    )
 
 
 def _add_dequantization(operator: Operator, linear: LinearLayer, base: DType) -> Operator:

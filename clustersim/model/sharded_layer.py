@@ -63,19 +63,29 @@ class RankContext:
         return float(self.residual_elements * self.dtype.bytes)
 
 
+def replicated_linear(rank: RankContext, name: str, sizes: tuple[int, int, int], *, bias: bool) -> LinearLayer:
+    """A matrix that every tensor-parallel rank holds, in the activation format. sizes: tokens, inputs, outputs."""
+    return LinearLayer(name, *sizes, MatmulFormats.uniform(rank.dtype), sizes[0] if bias else 0)
+
+
 def linear_operator(
-    rank: RankContext, linear: LinearLayer, input_bytes: Bytes, *, after_norm: bool = False
+    rank: RankContext,
+    linear: LinearLayer,
+    input_bytes: Bytes,
+    *,
+    after_norm: bool = False,
+    is_replicated: bool = False,
 ) -> Operator:
     """The operator of a linear layer that saves its input, of `input_bytes`.
 
-    after_norm: a norm is fused into the layer.
+    after_norm: a norm is fused into the layer; is_replicated: every tensor-parallel rank holds all of it.
     """
     recipe = rank.training.recipe
     operands = LinearOperands.from_linear(linear, rank.shard.residual_tokens, after_norm=after_norm)
     casts = linear_casts(recipe, linear.formats, operands)
     return Operator(
         linear.name,
-        ParallelRegion.SHARDED,
+        ParallelRegion.REPLICATED if is_replicated else ParallelRegion.SHARDED,
         (*casts.forward, *linear.forward(recipe)),
         (*casts.backward, *linear.input_gradient(recipe), *casts.input_gradient_scaling),
         (

@@ -5,13 +5,15 @@ has both, or as its `BlockForm` says; a final norm and the logits matrix follow.
 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FULL_ATTENTION_FIELDS, FullAttention, LatentAttention, SoftmaxAttention
+from clustersim.model.conditioning import Conditioning
+from clustersim.model.gradient_flow import ALL_TRAINED, ModelGradients
 from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
@@ -26,6 +28,8 @@ from clustersim.model.layer_stack import (
 )
 from clustersim.model.lora import Lora, Projection
 from clustersim.model.mixer import Mixer
+from clustersim.model.model_ends import VOCABULARY_HEAD, ModelHead, PatchEmbedding, Projector
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 
 
 class Norm(Enum):
@@ -38,25 +42,31 @@ class Norm(Enum):
 class PositionEncoding(Enum):
     """Position encoding. LEARNED: a table added to the embedding; ROTARY: applied to queries and keys.
 
-    ALIBI adds a slope to the scores and has no parameters.
+    SINUSOIDAL: a fixed table is added (Vaswani et al. 2017, section 3.5); ALIBI adds a slope to the scores. Neither
+    has parameters.
     """
 
     LEARNED = "learned"
     ROTARY = "rotary"
     ALIBI = "alibi"
+    SINUSOIDAL = "sinusoidal"
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerModel:
-    """A decoder-only transformer. stack: its layers in order.
+    """A transformer: a decoder of tokens, or an encoder of images. stack: its layers in order.
 
     linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the
     embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
     is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
     spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
-    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
-    of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
-    nothing (0, OLMo).
+    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: of
+    these, None: that of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    nothing (0, OLMo); patches: what takes the place of the table of tokens, None: the table, of `vocab` rows, which are
+    none otherwise; head: what follows the final norm; gradients: which parts are trained; encoder: what maps images to
+    some of its tokens; layer_scale: every branch of a layer is multiplied by a learned vector before the residual add
+    (Touvron et al. 2021, arXiv:2103.17239); conditioning: what a diffusion transformer reads besides patches; label:
+    what the names of its operators begin with, if it is not the only tower.
     """
 
     name: str
@@ -75,6 +85,26 @@ class TransformerModel:
     head_bias: bool = False
     mtp_layers: int = 0
     layernorm_vectors: int = 2
+    patches: PatchEmbedding | None = None
+    head: ModelHead = VOCABULARY_HEAD
+    gradients: ModelGradients = ALL_TRAINED
+    encoder: "Encoder | None" = None
+    layer_scale: bool = False
+    label: str = ""
+    conditioning: Conditioning | None = None
+    mtp_spec: LayerSpec | None = None
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of a sample in patches, with those of a text that is part of the sequence; 0 for a model of tokens."""
+        text = None if self.conditioning is None else self.conditioning.text
+        joined = text.tokens if text is not None and text.joins else 0
+        return 0 if self.patches is None else self.patches.tokens + joined
+
+    @property
+    def has_vocabulary_loss(self) -> bool:
+        """Whether every token has logits over the vocabulary, and a loss."""
+        return self.head == VOCABULARY_HEAD
 
     @property
     def layer_count(self) -> int:
@@ -84,8 +114,9 @@ class TransformerModel:
     @property
     def mtp_stack(self) -> LayerStack:
         """The multi-token prediction layers."""
-        mtp_specs = (replace(group.spec, is_mtp=True) for group in self.stack[-1:])
-        return tuple(LayerGroup(spec, self.mtp_layers) for spec in mtp_specs) if self.mtp_layers else ()
+        if not self.mtp_layers:
+            return ()
+        return (LayerGroup(replace(self.mtp_spec or self.stack[-1].spec, is_mtp=True), self.mtp_layers),)
 
     @property
     def full_stack(self) -> LayerStack:
@@ -100,7 +131,7 @@ class TransformerModel:
     @property
     def distinct_mixers(self) -> tuple[Mixer, ...]:
         """The distinct mixers, in order of first occurrence."""
-        return tuple(dict.fromkeys(spec.mixer for spec in self.distinct_specs if spec.mixer is not None))
+        return tuple(dict.fromkeys(mixer for spec in self.distinct_specs for mixer in spec.mixers))
 
     @property
     def distinct_attentions(self) -> tuple[SoftmaxAttention, ...]:
@@ -111,6 +142,11 @@ class TransformerModel:
     def uses_latent_attention(self) -> bool:
         """Whether some layer has multi-head latent attention (MLA)."""
         return any(isinstance(attention, LatentAttention) for attention in self.distinct_attentions)
+
+    @property
+    def trains_indexer_only(self) -> bool:
+        """Whether all weights but those of indexers are frozen: their warm-up before attention becomes sparse."""
+        return any(isinstance(one, DeepseekSparseAttention) and one.warms_up for one in self.distinct_mixers)
 
     @property
     def position_table_rows(self) -> int:
@@ -137,6 +173,37 @@ class TransformerModel:
     def distinct_routed_moes(self) -> tuple[MoeMlp, ...]:
         """The distinct MoE specs that route tokens: those with more than one expert."""
         return tuple(moe for moe in self.distinct_moes if moe.single_dense_mlp is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A tower of its own in front of a language model: an encoder of images whose head is a projector.
+
+    samples: images of a sequence of the language model, in the mean; recomputed: it is under the recomputation policy
+    of the language model, too.
+    """
+
+    model: TransformerModel
+    samples: float
+    recomputed: bool = True
+
+    @property
+    def projector(self) -> Projector:
+        """What maps its tokens to those of the language model."""
+        head = self.model.head
+        if not isinstance(head, Projector):
+            raise TypeError(f"{self.model.name} has no projector")
+        return head
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens of an image in the encoder."""
+        return self.model.sample_tokens
+
+    @property
+    def projected_tokens(self) -> float:
+        """Tokens of a sequence of the language model that come from images."""
+        return self.samples * self.projector.projected_tokens(self.sample_tokens)
 
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")
@@ -171,10 +238,16 @@ def resize_model(model: TransformerModel, layers: int | None = None, **changes: 
     """
     model_changes = {name: changes.pop(name) for name in _MODEL_FIELDS if name in changes}
     stack = model.stack if layers is None else _resize_stack(model, layers)
+    resized = replace(model, stack=stack, **model_changes)
+    return map_layers(resized, lambda spec: change_layer(spec, **changes))
+
+
+def map_layers(model: TransformerModel, change: Callable[[LayerSpec], LayerSpec]) -> TransformerModel:
+    """The model with every layer changed, multi-token prediction layers of their own kind among them."""
     return replace(
         model,
-        stack=merge_groups(LayerGroup(change_layer(group.spec, **changes), group.count) for group in stack),
-        **model_changes,
+        stack=merge_groups(LayerGroup(change(group.spec), group.count) for group in model.stack),
+        mtp_spec=None if model.mtp_spec is None else change(model.mtp_spec),
     )
 
 
@@ -190,6 +263,9 @@ def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
         None if spec.mlp is None else replace(spec.mlp, **mlp_changes),
         changes.get("block", spec.block),
         spec.is_mtp,
+        cross=spec.cross,
+        modulation=spec.modulation,
+        stream_tokens=spec.stream_tokens,
     )
 
 
@@ -256,8 +332,16 @@ def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
             mlp = moe_parameter_count(model, moe, moe.experts)
         case None:
             mlp = 0
+    scales = _branch_count(spec) * model.hidden if model.layer_scale else 0
+    cross = 0
+    if spec.cross is not None:
+        cross = spec.cross.parameter_count(model.hidden, linear_bias=model.linear_bias) + cross_norm_parameters(model)
+    modulation = 0 if spec.modulation is None else spec.modulation.parameter_count(model.hidden)
     mtp_projection = _mtp_projection_elements(model) + 3 * norm_parameter_count(model) if spec.is_mtp else 0
-    return mixer + mlp + mtp_projection + _norm_count(spec) * norm_parameter_count(model)
+    one_bias = model.hidden if spec.block is BlockForm.PARALLEL_FUSED and model.linear_bias else 0
+    streams = 2 if spec.stream_tokens else 1
+    branches = mixer + mlp + scales + modulation - one_bias + _norm_count(spec) * norm_parameter_count(model)
+    return streams * branches + cross + mtp_projection
 
 
 def _mtp_projection_elements(model: TransformerModel) -> int:
@@ -265,31 +349,45 @@ def _mtp_projection_elements(model: TransformerModel) -> int:
     return 2 * model.hidden**2
 
 
+def cross_norm_parameters(model: TransformerModel) -> int:
+    """Parameters of the norm before cross-attention, which has weights whatever the others have (Wan's `norm3`)."""
+    return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
+
+
+def _branch_count(spec: LayerSpec) -> int:
+    return sum(branch is not None for branch in (spec.mixer, spec.mlp))
+
+
 def _norm_count(spec: LayerSpec) -> int:
     """Number of norms of a layer over the hidden dimension."""
-    branches = sum(branch is not None for branch in (spec.mixer, spec.mlp))
-    if spec.block is BlockForm.PARALLEL:
+    branches = _branch_count(spec)
+    if spec.block in (BlockForm.PARALLEL, BlockForm.PARALLEL_FUSED):
         return 1
     return branches * (spec.block.has_pre_norm + spec.block.has_post_norm)
 
 
 def embedding_parameter_count(model: TransformerModel) -> int:
-    """Parameters of the token table, of learned positions and of a norm."""
+    """Parameters of the token table or the patches' matrix, of learned positions and of a norm."""
     positions = model.position_table_rows if model.positions is PositionEncoding.LEARNED else 0
     norm = norm_parameter_count(model) if model.embedding_norm else 0
-    return (model.vocab + positions) * model.hidden + norm
+    patches = 0 if model.patches is None else model.patches.parameter_count(model.hidden)
+    conditioning = 0 if model.conditioning is None else model.conditioning.parameter_count(model.hidden)
+    return (model.vocab + positions) * model.hidden + norm + patches + conditioning
 
 
 def head_parameter_count(model: TransformerModel) -> int:
-    """Parameters of the final norm, of a logits matrix that is not tied to the embedding, and of its bias."""
+    """Parameters of the final norm and of what follows it: an untied logits matrix and its bias, or another head."""
     matrix = 0 if model.tied_embeddings else model.vocab * model.hidden
-    return norm_parameter_count(model) + matrix + (model.vocab if model.head_bias else 0)
+    bias = model.vocab if model.head_bias else 0
+    norms = model.head.norm_copies * norm_parameter_count(model)
+    return norms + matrix + bias + model.head.parameter_count(model.hidden)
 
 
 def parameter_count(model: TransformerModel) -> int:
-    """Parameters of the model, tied ones once, including multi-token prediction layers."""
+    """Parameters of the model, tied ones once, including multi-token prediction layers and its encoder."""
     layers = sum(group.count * layer_parameter_count(model, group.spec) for group in model.full_stack)
-    return layers + embedding_parameter_count(model) + head_parameter_count(model)
+    encoder = 0 if model.encoder is None else parameter_count(model.encoder.model)
+    return layers + embedding_parameter_count(model) + head_parameter_count(model) + encoder
 
 
 def mtp_parameter_count(model: TransformerModel) -> int:
@@ -302,7 +400,7 @@ def layer_matrix_parameter_count(model: TransformerModel, spec: LayerSpec) -> in
 
     Of a MoE layer only those of the experts that one token passes.
     """
-    total = 0 if spec.mixer is None else spec.mixer.matrix_elements(model.hidden)
+    total = sum(mixer.matrix_elements(model.hidden) for mixer in spec.mixers)
     match spec.mlp:
         case DenseMlp(ffn, form):
             total += model.hidden * _mlp_matrix_count(form) * ffn

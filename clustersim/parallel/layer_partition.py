@@ -132,19 +132,21 @@ def _describe_remainder(remaining: int, layers: int, other_ranks: int) -> str:
 class BalancedFlops:
     """Stages whose largest model FLOP are as few as possible, for layers that differ (hybrids).
 
-    layer_flops: of one token in each layer, in model order; head_flops: in the logits. Of all such partitions the one
-    whose first stages, which hold the most microbatches, have the fewest layers.
+    layer_flops: of one token in each layer, in model order; head_flops: in the logits; encoder_flops: of an encoder,
+    on the first stage. Of all such partitions the one whose first stages, which hold the most microbatches, have the
+    fewest layers.
     """
 
     layer_flops: tuple[Flop, ...]
     head_flops: Flop
+    encoder_flops: Flop = 0.0
 
     def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
         """Layers of each stage, at least one each; raise InputError for more stages than layers."""
         stages = len(placement.stage_ranks)
         if stages > layers:
             raise InputError(f"{layers} layers are too few for {stages} stages")
-        low, high = 0.0, sum(self.layer_flops) + self.head_flops
+        low, high = 0.0, sum(self.layer_flops) + self.head_flops + self.encoder_flops
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
             low, high = (low, middle) if self._pack(stages, middle) else (middle, high)
@@ -155,7 +157,8 @@ class BalancedFlops:
         """Layers of each stage, as many as the limit allows from the last stage on; None if they do not fit."""
         remaining, counts, extra = list(self.layer_flops), list[int](), self.head_flops
         for earlier_stages in range(stages - 1, -1, -1):
-            count, flops, extra = 0, extra, 0.0
+            first_flops = self.encoder_flops if earlier_stages == 0 else 0.0
+            count, flops, extra = 0, extra + first_flops, 0.0
             while len(remaining) > earlier_stages and flops + remaining[-1] <= limit:
                 flops, count = flops + remaining.pop(), count + 1
             if count == 0:

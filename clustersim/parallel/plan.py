@@ -10,16 +10,18 @@ from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
-from clustersim.model.mixer import ContextRule, Mixer
 from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.training import FullRecompute, Training
-from clustersim.model.transformer import TransformerModel
-from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
+from clustersim.model.training import FullRecompute, NoRecompute, Training
+from clustersim.model.transformer import Encoder, TransformerModel
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
+from clustersim.parallel.optimizer_factors import factor_ratio
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -97,21 +99,37 @@ class Plan:
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
         return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
+    @property
+    def accumulation(self) -> Accumulation:
+        """How weight gradients are accumulated; autograd adds nothing to the first one, unless a buffer is zeroed."""
+        training = self.training
+        is_added = training.accumulation is Accumulation.ADDED
+        is_first = self.microbatches == 1 and not training.overheads.zero_grad
+        return Accumulation.ASSIGNED if is_added and is_first else training.accumulation
+
+    @cached_property
+    def _layer_training(self) -> Training:
+        """The training, with the accumulation of this number of microbatches."""
+        training = self.training
+        if self.accumulation is training.accumulation:
+            return training
+        return replace(training, overheads=replace(training.overheads, accumulation=self.accumulation))
+
     @cached_property
     def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
         """Each kind of layer, sharded for one rank."""
         specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
-        return {spec: transformer_layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
+        return {spec: transformer_layer(self.model, spec, self._layer_training, self.layer_shard) for spec in specs}
 
     @cached_property
     def embedding(self) -> LayerOperators:
         """The embedding, sharded for one rank."""
-        return embedding_layer(self.model, self.training, self.layer_shard)
+        return embedding_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def head(self) -> LayerOperators:
         """Final norm, logits and loss, sharded for one rank, with untied logits weights."""
-        return head_layer(self.model, self.training, self.layer_shard)
+        return head_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def tied_head(self) -> LayerOperators:
@@ -145,25 +163,37 @@ class Plan:
         first = self.shared_embedding if self._shares_rank(stage, 0) else self.embedding
         return (first, *[self.shared_embedding] * (stage.mtp_layer_count - 1)) if stage.mtp_layer_count else ()
 
+    @cached_property
+    def encoder(self) -> "EncoderPlan | None":
+        """How the ranks of the first stage run the model's encoder, if it has one."""
+        encoder = self.model.encoder
+        return None if encoder is None else EncoderPlan.of_plan(self, encoder)
+
+    def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
+        """The encoder, on the stage that runs it: that of the embedding."""
+        return self.encoder if stage.has_embedding else None
+
     def stage_units(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
-        """A stage's embedding, layers and head, as far as it has them."""
-        return tuple(unit for unit, unit_count in self._counted_units(stage) for _ in range(unit_count))
+        """A stage's encoder, embedding, layers and head, as far as it has them."""
+        return tuple(unit for unit, unit_count in self.counted_units(stage) for _ in range(unit_count))
 
     def parameter_count(self, stage: PipelineStage, group: str | None = None) -> int:
         """Number of parameters of a stage on one rank. group: those of one parameter group only."""
-        units = self._counted_units(stage)
+        units = self.counted_units(stage)
         return sum(
             unit_count * (unit.parameter_count if group is None else unit.parameters_by_group.get(group, 0))
             for unit, unit_count in units
         )
 
-    def _counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
+    def counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
         """Units of a stage as (unit, count), consecutive equal ones merged."""
         embedding_units = [(self.embedding, 1)] if stage.has_embedding else []
         mtp_units = [(mtp_embedding, 1) for mtp_embedding in self.mtp_embeddings(stage)]
         head_units = [(self.stage_head(stage), 1)] if stage.has_head else []
         layers = [[(self.layer_by_spec[run.spec], run.count) for run in stack] for stack in stage.stack_and_mtp]
-        return [*embedding_units, *layers[0], *mtp_units, *layers[1], *head_units]
+        encoder = self.stage_encoder(stage)
+        encoder_units = [] if encoder is None else encoder.plan.counted_units(encoder.stage)
+        return [*encoder_units, *embedding_units, *layers[0], *mtp_units, *layers[1], *head_units]
 
     @property
     def expert_load(self) -> ExpertLoad | None:
@@ -195,8 +225,18 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The model's parameter groups."""
-        experts = bool(self.model.distinct_routed_moes)
-        return parameter_groups(self.layout, self.training, experts=experts)
+        experts, encoder = bool(self.model.distinct_routed_moes), self.model.encoder
+        models = (self.model,) if encoder is None else (self.model, encoder.model)
+        has_frozen = any(model.gradients.has_frozen for model in models)
+        groups = parameter_groups(
+            self.layout,
+            self.training,
+            experts=experts,
+            frozen=has_frozen,
+            indexer=self.model.trains_indexer_only,
+        )
+        stack, layers = self.model.stack, self.layer_by_spec
+        return tuple(replace(group, factor_ratio=factor_ratio(group, stack, layers)) for group in groups)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
@@ -269,6 +309,8 @@ class Plan:
             load_factor=self.expert_token_ratio,
             exchanging_ranks=self.layout.exchanging_ranks,
             gathers_keys=self.layout.cp > 1 and self.layout.cp_kind is ContextParallelKind.ALL_GATHER,
+            ring_blocks=ring_blocks(self.layout, self.training),
+            repeats_kv=self.training.overheads.repeats_kv,
             consecutive=self.layout.cp > 1 and not self.layout.cp_balanced,
             packed_batch=self._packed_batch,
         )
@@ -321,20 +363,10 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        return sharding if spec.mixer is None else replace(sharding, context=self._context_parallel(spec.mixer))
-
-    def _context_parallel(self, mixer: Mixer) -> ContextParallel | None:
-        """What context-parallel ranks exchange for a mixer with keys and values."""
-        layout, shard, activation_format = self.layout, self.layer_shard, self.training.recipe.activations
-        if mixer.context_rule is not ContextRule.KV_RING:
-            return None
-        widths = mixer.exchanged_widths(layout.tp, layout.exchanging_ranks)
-        heads, outputs = (float(shard.tokens * width * activation_format.bytes) for width in widths)
-        kv_width = mixer.kv_width(layout.tp * layout.exchanging_ranks)
-        kv_bytes = float(shard.batch * shard.keys * kv_width * activation_format.bytes)
-        return ContextParallel(
-            layout.cp_kind, layout.cp, layout.inner_ranks, activation_format, kv_bytes, heads, outputs
-        )
+        if spec.mixer is None:
+            return sharding
+        context = mixer_exchange(spec.mixer, self.layout, self.layer_shard, activation_format)
+        return replace(sharding, context=context)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
         """Whether a stage is the first chunk of the first pipeline rank.
@@ -346,6 +378,42 @@ class Plan:
     def stages_on_rank(self, pipeline_rank: int) -> tuple[PipelineStage, ...]:
         """Virtual stages on one pipeline rank."""
         return tuple(self.stages[stage] for stage in self.placement.stages_on_rank(pipeline_rank))
+
+
+@dataclass(frozen=True)
+class EncoderPlan:
+    """An encoder of images on the ranks of the first stage, all of whose layers are in one stage of its own plan.
+
+    Frameworks run it without sequence and context parallelism (Megatron-LM, examples/multimodal/model.py): ranks that
+    share a sequence all run the encoder for its images.
+    """
+
+    plan: Plan
+    stage: PipelineStage
+
+    @classmethod
+    def of_plan(cls, plan: Plan, encoder: Encoder) -> "EncoderPlan":
+        """The encoder of a plan's model."""
+        layout, training, stages = plan.layout, plan.training, len(plan.placement.stage_ranks)
+        own_layout = replace(
+            layout,
+            cp=1,
+            dp=layout.dp * layout.cp,
+            sequence_parallel=False,
+            layers_per_stage=(encoder.model.layer_count, *(stages - 1) * (0,)),
+        )
+        own_training = replace(
+            training,
+            sequence=encoder.sample_tokens,
+            microbatch=round(training.microbatch * encoder.samples),
+            global_batch=round(training.global_batch * encoder.samples) * layout.cp,
+            recompute=training.recompute if encoder.recomputed else NoRecompute(),
+            offload=replace(training.offload, activations=None),
+            documents=None,
+            expert_load=None,
+        )
+        stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
+        return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage)
 
 
 def _moe_layer_count(run: LayerGroup) -> int:

@@ -14,6 +14,7 @@ from clustersim.cost.timing import Provenance
 from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, format_id_ranges
 from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.recompute_modules import RecomputeModule
@@ -24,7 +25,7 @@ from clustersim.model.training import (
     SelectiveOpRecompute,
     SelectiveRecompute,
 )
-from clustersim.model.transformer import TransformerModel
+from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -37,6 +38,7 @@ from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
 from clustersim.results.natural_routing import NaturalRouting
 from clustersim.results.number_formats import FormatUsage
 from clustersim.results.software import software_of
+from clustersim.results.timing_sensitivity import RUN_COUNT, TimingSensitivity
 from clustersim.results.utilization import LeadingMfu, shows_causal_mfu
 
 if TYPE_CHECKING:
@@ -50,6 +52,9 @@ CRITICAL_PATH_NOTE: Final = (
     "step."
 )
 NATURAL_ROUTING_MEANING: Final = "if tokens choose their experts freely"
+TIMING_SENSITIVITY_MEANING: Final = (
+    f"over {RUN_COUNT} runs with kernels slower by a few parts in 10^12: smaller differences mean nothing"
+)
 PROVENANCE_LABELS: Final[Mapping[Provenance, str]] = {
     Provenance.MEASURED: "measured here",
     Provenance.INTERPOLATED: "interpolated between measured shapes",
@@ -85,6 +90,11 @@ def format_natural_ratios(natural: NaturalRouting) -> str:
     """The range as multiples of the balanced step."""
     low, high = natural.ratios
     return f"{low:.2f} to {high:.2f} times the balanced step"
+
+
+def format_timing_sensitivity(sensitivity: TimingSensitivity) -> str:
+    """How far a chaotic step moves."""
+    return f"{sensitivity.low - 1.0:+.2%} to {sensitivity.high - 1.0:+.2%}"
 
 
 def peak_reference_suffix(formats: FormatUsage | None) -> str:
@@ -147,6 +157,23 @@ def describe_model(model: TransformerModel) -> str:
 
     An MLP that is a layer of its own (Nemotron-H) is one of them.
     """
+    encoder = "" if model.encoder is None else f" behind {_describe_encoder(model.encoder)}"
+    return f"{_describe_layers(model)}{encoder}"
+
+
+def _describe_encoder(encoder: Encoder) -> str:
+    """An encoder, whether it is trained, and its tokens."""
+    frozen = " (frozen)" if encoder.model.gradients.layers is GradientFlow.NONE else ""
+    images = f"{encoder.samples:g} image{'s' * (encoder.samples != 1)}"
+    projected = encoder.projector.projected_tokens(encoder.sample_tokens)
+    return (
+        f"{encoder.model.name}{frozen}, {images} of {encoder.sample_tokens:,} tokens a sequence, {projected:,} of them "
+        "projected"
+    )
+
+
+def _describe_layers(model: TransformerModel) -> str:
+    """A model's name, and its mixers if not all are attention."""
     counts: dict[str, int] = {}
     for group in model.stack:
         label = "MLP" if group.spec.mixer is None else group.spec.mixer.label

@@ -5,6 +5,7 @@ from typing import Final
 
 from clustersim.hardware.degradation import Degradations
 from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.results.selected_algorithms import SelectedAlgorithm
 from clustersim.scenario import Contention, Scenario
 
@@ -24,6 +25,14 @@ BALANCED_EXPERTS_NOTE: Final = "uneven loads of experts: each gets as many token
 SCAN_NOTE: Final = (
     "rates of the kernels of linear attention and state spaces by GPU and length: their shares of the roofline are "
     "those of an H200 with 8,192 tokens and more, of Mamba 2 on AMD those of published steps"
+)
+IMAGES_NOTE: Final = (
+    "images of other sizes, or other numbers of them, in other sequences: every microbatch has the mean; reading, "
+    "decoding and copying them to the GPU"
+)
+SPARSE_ATTENTION_NOTE: Final = (
+    "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 "
+    "and B200, of the indexer's scores and loss assumed"
 )
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (
@@ -47,15 +56,27 @@ def find_limitations(
         *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
         *((SCAN_NOTE,) if _has_scans(scenario) else ()),
+        *((IMAGES_NOTE,) if _reads_images(scenario) else ()),
+        *((SPARSE_ATTENTION_NOTE,) if _has_sparse_attention(scenario) else ()),
         *((CUDA_GRAPHS_LIMITATION,) if scenario.framework.uses_cuda_graphs else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
     )
 
 
+def _reads_images(scenario: Scenario) -> bool:
+    """Whether the model, or an encoder in front of it, reads images."""
+    return scenario.model.patches is not None or scenario.model.encoder is not None
+
+
 def _has_scans(scenario: Scenario) -> bool:
     """Whether some layer has another mixer than attention."""
     return any(not isinstance(mixer, SoftmaxAttention) for mixer in scenario.model.distinct_mixers)
+
+
+def _has_sparse_attention(scenario: Scenario) -> bool:
+    """Whether some layer attends to selected keys."""
+    return any(isinstance(mixer, DeepseekSparseAttention) for mixer in scenario.model.distinct_mixers)
 
 
 def _accelerator_notes(scenario: Scenario) -> Iterator[str]:

@@ -25,13 +25,14 @@ from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
-from clustersim.model.flops import layer_token_flops
+from clustersim.model.flops import encoder_image_flops, layer_token_flops
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
 from clustersim.model.layer_stack import layer_specs
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layer_partition import BalancedFlops
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
@@ -235,11 +236,11 @@ def read_layout(
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
     Experts are whole by default, as recipes have them (Megatron-LM's own default is tp: its importer writes it).
-    deallocate_pipeline_outputs defaults to the framework's behaviour; MoE communication is overlapped by
+    deallocate_pipeline_outputs and cp_kind default to the framework's behaviour; MoE communication is overlapped by
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
     """
-    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence)
+    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence_tokens)
     deallocate_pipeline_outputs, overlap_setting = (
         section.deallocate_pipeline_outputs,
         section.overlap_moe_expert_parallel_comm,
@@ -253,6 +254,7 @@ def read_layout(
     return Layout(
         **{
             **copied_fields,
+            "cp_kind": section.cp_kind or _context_kind(section.cp, framework),
             "etp": 1 if section.etp is None and model.distinct_routed_moes else section.etp,
             PIPELINE.name: pp,
             DATA.name: dp,
@@ -268,11 +270,19 @@ def read_layout(
     )
 
 
+def _context_kind(degree: int, framework: Framework) -> ContextParallelKind:
+    """The framework's kind of context parallelism; one rank has none, and exchanges nothing of any."""
+    kinds = framework.supported_layouts.context_parallel
+    return ContextParallelKind(kinds[0]) if degree > 1 else ContextParallelKind.RING
+
+
 def _balanced_flops(model: TransformerModel, sequence: int) -> BalancedFlops:
-    """Model FLOP of each layer, of which a causal mask's half is counted, and of the logits."""
+    """Model FLOP of each layer, of which a causal mask's half is counted, of the logits and of an encoder."""
+    encoder = model.encoder
+    encoder_flops = 0.0 if encoder is None else encoder_image_flops(encoder) * encoder.samples / sequence
     by_spec = {spec: layer_token_flops(model, spec, sequence) for spec in model.distinct_specs}
     layer_flops = tuple(by_spec[spec] for spec in layer_specs(model.stack))
-    return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden)
+    return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden, encoder_flops)
 
 
 def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:

@@ -26,10 +26,11 @@ from clustersim.model.transformer import (
 from clustersim.scenario.config.mixers import MixerKind
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
-from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, with_mixers
-from clustersim.scenario.mla import with_mla
+from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, parse_pattern, with_mixers
+from clustersim.scenario.mla import with_mla, with_sparse_attention
 from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
+_VOCABULARY_KEYS: Final = ("vocab", "tied_embeddings", "final_logit_softcapping", "mtp_layers")
 _FAMILY_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
     "llama": {  # Touvron et al. 2023, section 2.2
         "mlp": MlpType.SWIGLU,
@@ -52,6 +53,21 @@ _FAMILY_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 
 def read_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: ReadCache) -> TransformerModel:
     """The model that a section names or describes, with the section's own dimensions applied."""
+    return _with_image_keys(_read_stated_model(config, base_dir, sequence, read_cache), config)
+
+
+def change_model(model: TransformerModel, config: ModelConfig) -> TransformerModel:
+    """A model with the dimensions that a section states."""
+    return _with_image_keys(_apply_layer_differences(_apply_dimensions(model, config), config), config)
+
+
+def _with_image_keys(model: TransformerModel, config: ModelConfig) -> TransformerModel:
+    """The model with the size of its images; raise InputError for keys that are of another kind of model."""
+    checked = _check_vocabulary_keys(model, config)
+    return checked if config.input_size is None else _with_input_size(checked, config.input_size)
+
+
+def _read_stated_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: ReadCache) -> TransformerModel:
     if config.preset is not None and config.path is not None:
         raise InputError(f"has both preset {config.preset!r} and path {config.path!r}; keep one")
     if config.preset is not None:
@@ -90,6 +106,28 @@ def _apply_dimensions(model: TransformerModel, config: ModelConfig) -> Transform
     return replace(resized_model, stack=merge_groups(layer_groups))
 
 
+def _with_input_size(model: TransformerModel, size: tuple[int, ...]) -> TransformerModel:
+    """A model of images of another size; learned positions are interpolated to as many as it has tokens."""
+    if model.patches is None:
+        raise InputError(f"input_size: {model.name} reads tokens, not images; leave it out")
+    patch_size = model.patches.patch_size
+    patches = model.patches.resized(size) if len(size) <= len(patch_size) else model.patches
+    if len(size) > len(patch_size) or not patches.patches:
+        least = " x ".join(map(str, patch_size))
+        raise InputError(
+            f"input_size: {list(size)} holds no patch of {model.name}, which are {least}; at least that large fits"
+        )
+    return replace(model, patches=patches, max_positions=patches.tokens)
+
+
+def _check_vocabulary_keys(model: TransformerModel, config: ModelConfig) -> TransformerModel:
+    """The model; raise InputError for keys of a vocabulary that it has not."""
+    stated = [key for key in _VOCABULARY_KEYS if getattr(config, key) not in (None, 0, False)]
+    if stated and not model.has_vocabulary_loss:
+        raise InputError(f"{stated[0]}: {model.name} has no vocabulary; leave it out")
+    return model
+
+
 def _has_window(spec: LayerSpec) -> bool:
     return spec.attention is not None and spec.attention.window is not None
 
@@ -123,11 +161,11 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
 def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> None:
     """Add what a pattern of layers says, and sizes of layers that it has not, which nothing uses then."""
     pattern = config.hybrid_layer_pattern
-    has_attention = config.mixer in (None, MixerKind.ATTENTION) and (
+    has_attention = config.mixer in (None, MixerKind.ATTENTION, MixerKind.MOBA) and (
         pattern is None or any(letter in pattern for letter in ATTENTION_LETTERS)
     )
     if pattern is not None:
-        dimensions.setdefault("layers", len(pattern))
+        dimensions.setdefault("layers", len(parse_pattern(pattern).stack))
         if not any(letter in pattern for letter in MLP_LETTERS):
             dimensions.setdefault("ffn", 1)
     if not has_attention:
@@ -136,7 +174,7 @@ def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> No
 
 def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the section's per-layer differences: MLA, experts, stack, window and rotary periods."""
-    model = with_mixers(with_experts(with_mla(model, config), config), config)
+    model = with_mixers(with_experts(with_sparse_attention(with_mla(model, config), config), config), config)
     if config.stack is not None:
         model = _apply_stack(model, config)
     if (

@@ -34,12 +34,12 @@ from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.degradations import apply_mixed_nodes, read_background_traffic, read_degradations
 from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
-from clustersim.scenario.model import read_model
 from clustersim.scenario.model_recipes import recipe_settings
 from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
+from clustersim.scenario.towers import read_towers
 from clustersim.scenario.validation_rules import consistency
 from clustersim.scenario.validation_rules.precision import effective_recipe
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Remedy, SizeProblem, describe_problems
@@ -151,7 +151,20 @@ def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> Sce
     """The sections of a file, with what its framework's recipe sets where the file does not say it."""
     config = _validate_config(raw_mapping, source)
     settings = recipe_settings(config, source.base_dir)
-    return _validate_config(apply_changes(raw_mapping, settings), source) if settings else config
+    config = _validate_config(apply_changes(raw_mapping, settings), source) if settings else config
+    return _with_sample_tokens(config, source) if config.training.sequence is None else config
+
+
+def _with_sample_tokens(config: ScenarioConfig, source: ScenarioSource) -> ScenarioConfig:
+    """The sections with the sequence that the file leaves out: the tokens of a sample of a model of images."""
+    problems: list[str] = []
+    model = _collect_error(problems, "model: ", lambda: read_towers(config.model, source.base_dir, 1, ReadCache(())))
+    if model is not None and model.patches is None:
+        problems = ["training.sequence: is missing; write sequence: 8192"]
+    if model is None or model.patches is None:
+        raise combined_error(source.label, problems)
+    training = config.training.model_copy(update={"sequence": model.sample_tokens})
+    return config.model_copy(update={"training": training})
 
 
 def _validate_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
@@ -240,7 +253,7 @@ def _read_referenced_inputs(
     problems: list[str] = []
     base_dir = source.base_dir
     model = _collect_error(
-        problems, "model: ", lambda: read_model(config.model, base_dir, config.training.sequence, read_cache)
+        problems, "model: ", lambda: read_towers(config.model, base_dir, config.training.sequence_tokens, read_cache)
     )
     schedule = _collect_error(
         problems, "schedule: ", lambda: loaders.read_schedule(config.schedule, base_dir, read_cache)

@@ -102,7 +102,7 @@ def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
     assert load[window] > load[None]
 
 
-@pytest.mark.parametrize(("block", "norms"), [*zip(BlockForm, (2, 2, 4, 1, 2), strict=True)])
+@pytest.mark.parametrize(("block", "norms"), [*zip(BlockForm, (2, 2, 4, 1, 2, 1), strict=True)])
 def test_a_layers_parameters_by_hand(block: BlockForm, norms: int) -> None:
     matrices = 2 * HIDDEN * HEADS * HEAD_DIM + 2 * HIDDEN * KV * HEAD_DIM + 3 * HIDDEN * FFN
     model = resize_model(LLAMA, block=block)

@@ -70,7 +70,9 @@ def _moe_kind(mlp: MlpSpec) -> tuple[object, ...]:
     return ()
 
 
-PRESETS_BY_KIND = list({_model_kind(load_preset(name)): name for name in PRESETS}.values())
+TOKEN_PRESETS = [name for name in PRESETS if not (load_preset(name).patches or load_preset(name).encoder)]
+"""Those of images are in `test_image_presets`."""
+PRESETS_BY_KIND = list({_model_kind(load_preset(name)): name for name in TOKEN_PRESETS}.values())
 ATTENTION_BY_KIND = [
     name
     for name in PRESETS_BY_KIND

@@ -114,7 +114,7 @@ def test_dropped_bytes_of_a_moe_layer() -> None:
 
 @pytest.mark.parametrize("block", BlockForm)
 def test_each_norm_before_a_branch_is_dropped_once(block: BlockForm) -> None:
-    norm_count = {BlockForm.POST_NORM: 0, BlockForm.PARALLEL: 1}.get(block, 2)
+    norm_count = {BlockForm.POST_NORM: 0, BlockForm.PARALLEL: 1, BlockForm.PARALLEL_FUSED: 1}.get(block, 2)
     assert (
         dropped_bytes(two_layer_model(DenseMlp(FFN, MlpType.SWIGLU), block), RecomputeModule.LAYERNORM)
         == norm_count * RESIDUAL_BYTES

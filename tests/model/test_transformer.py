@@ -78,7 +78,9 @@ def test_gpt_follows_narayanans_equation_2(name: str) -> None:
 def test_components_sum_to_the_model(name: str) -> None:
     model = load_preset(name)
     layer_counts = sum(run.count * layer_parameter_count(model, run.spec) for run in model.stack)
-    assert parameter_count(model) == layer_counts + embedding_parameter_count(model) + head_parameter_count(model)
+    encoder = 0 if model.encoder is None else parameter_count(model.encoder.model)
+    ends = embedding_parameter_count(model) + head_parameter_count(model)
+    assert parameter_count(model) == layer_counts + ends + encoder
 
 
 def test_tied_embeddings_are_counted_once() -> None:

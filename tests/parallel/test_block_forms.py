@@ -25,7 +25,7 @@ from tests.parallel.test_tensor_parallel import SMALL
 
 TENSOR_PARALLEL, SEQUENCE_PARALLEL = Layout(tp=2), Layout(tp=2, sequence_parallel=True)
 REDUCTION_COUNTS = {BlockForm.PRE_NORM: (2, 2), BlockForm.POST_NORM: (2, 2), BlockForm.SANDWICH: (2, 2)}
-REDUCTION_COUNTS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2)}
+REDUCTION_COUNTS |= {BlockForm.PARALLEL: (1, 1), BlockForm.PARALLEL_NORMS: (1, 2), BlockForm.PARALLEL_FUSED: (1, 1)}
 
 
 def comm_ops(operations: list[Operation]) -> list[CommOp]:

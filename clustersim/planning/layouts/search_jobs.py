@@ -1,8 +1,9 @@
 """Which jobs are searched, and in which values do their layouts differ?
 
 The default values are what planners vary, as far as model, cluster and framework allow: degrees, sequence
-parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, and for MoE models
-expert parallelism and, where the file overlaps expert communication, that overlap. The file's own value is
+parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, for MoE models expert
+parallelism and, where the file overlaps expert communication, that overlap, and where the file has context
+parallelism, its kinds without inner groups. The file's own value is
 always included.
 """
 
@@ -14,10 +15,12 @@ from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
 from clustersim.model.training import NoRecompute
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, Axis
 from clustersim.planning.layouts.config_keys import (
     CP,
+    CP_KIND,
     DATA_PARALLEL,
     DEGREES,
     DP,
@@ -94,6 +97,7 @@ class SearchJob:
             resolved.layout,
             tp=tp,
             cp=cp,
+            cp_kind=ContextParallelKind(values[CP_KIND]) if CP_KIND in values else resolved.layout.cp_kind,
             ep=self._degree(EP, values),
             etp=None if etp == SAME_AS_TP else int(etp),
             sequence_parallel=self._uses_sequence_parallel(values, tp),
@@ -222,6 +226,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     """The default values of varied keys."""
     layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
     gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
+    supported = resolved.framework.supported_layouts
     heads = math.gcd(
         *(size.size for mixer in model.distinct_mixers for size in mixer.sharded_sizes if not size.replicable)
     )
@@ -241,6 +246,11 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         ),
         RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
+    if layout.cp > 1:
+        values[CP_KIND] = (
+            layout.cp_kind.value,
+            *(kind for kind in supported.context_parallel if kind != layout.cp_kind.value),
+        )
     if not moe_layers:  # else all tensor-parallel ranks would dispatch the same tokens
         values[SEQUENCE_PARALLEL] = ("true", "false")
     else:

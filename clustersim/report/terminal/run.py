@@ -18,6 +18,7 @@ from clustersim.report.labels import (
     CRITICAL_PATH_NOTE,
     NATURAL_ROUTING_MEANING,
     PROVENANCE_LABELS,
+    TIMING_SENSITIVITY_MEANING,
     describe_degradations,
     describe_gpus,
     describe_layout,
@@ -26,6 +27,7 @@ from clustersim.report.labels import (
     format_dtype_shares,
     format_natural_range,
     format_natural_ratios,
+    format_timing_sensitivity,
     peak_reference_suffix,
     stage_name,
 )
@@ -110,6 +112,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         )
     if scenario.steps > 1:
         yield plain_text(f"mean of {scenario.steps:,} steps: {format_percentiles(result.step_time_percentiles)}")
+    if draws := len(result.drawn_step_times):
+        yield plain_text(f"{draws:,} draws of documents: {format_percentiles(result.drawn_step_time_percentiles)}")
 
 
 def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
@@ -200,6 +204,8 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
         )
     if (natural := result.natural_routing) is not None:
         yield "routing", format_natural_range(natural), f"{NATURAL_ROUTING_MEANING}, {format_natural_ratios(natural)}"
+    if (sensitivity := result.timing_sensitivity) is not None:
+        yield "chaotic", format_timing_sensitivity(sensitivity), TIMING_SENSITIVITY_MEANING
     yield from _format_rows(result)
     plural = "" if result.simulated_rank_count == 1 else "s"
     yield (

@@ -59,11 +59,18 @@ def parse_token_batch(value: object) -> TokenBatch | None:
     return TokenBatch(Fraction(re.sub("[,_]", "", match[1])), match[2].upper(), match[3] == "i")
 
 
-def parse_global_batch(value: object, sequence: int) -> object:
-    """Sequences per step of a value in tokens; any other value unchanged. Raises a config error."""
+def parse_global_batch(value: object, sequence: int | None) -> object:
+    """Sequences per step of a value in tokens; any other value unchanged. Raises a config error.
+
+    sequence: tokens of a sequence, None: the file does not state it.
+    """
     batch = parse_token_batch(value)
     if batch is None:
         return value
+    if sequence is None:
+        raise config_error(
+            f"{format_value(value)} is in tokens, and nothing says how long a sequence is; give sequence"
+        )
     sequences = batch.sequences(sequence)
     if sequences.denominator == 1 and sequences > 0:
         return int(sequences)

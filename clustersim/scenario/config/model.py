@@ -1,6 +1,7 @@
 """What may a scenario file say about its model?"""
 
 import math
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
@@ -16,12 +17,14 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
+    MobaConfig,
 )
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
     MAX_WIDTH,
     ConfigModel,
     LayerCount,
+    LayerCountOrZero,
     NonEmptyText,
     PresetOrPathConfig,
     TokenCount,
@@ -34,6 +37,8 @@ from clustersim.scenario.config_reader import (
 
 _QK_NORMS = f"true, false, {', '.join(kind.value for kind in QkNorm)}"
 
+_MAX_MATRICES: Final = 4  # of a projector
+_MAX_DIMENSIONS: Final = 3  # frames, height, width
 ExpertCount = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
@@ -61,6 +66,26 @@ def _parse_window(value: object) -> object:
 def _parse_capacity(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise config_error(f"{format_value(value)} is no capacity factor; write a number above 0, such as 1.25")
+    return float(value)
+
+
+def _parse_input_size(value: object) -> tuple[int, ...]:
+    """The sizes of a sample; one number is that of a square image."""
+    sizes = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= _MAX_DIMENSIONS:
+        raise config_error(f"{format_value(value)} is no size; write pixels, such as 384, or [height, width]")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_WIDTH:
+            raise config_error(f"{format_value(size)} is no number of pixels; 1 to {MAX_WIDTH:,} fits")
+    return tuple(sizes)
+
+
+def _parse_images(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_WIDTH:
+        raise config_error(
+            f"{format_value(value)} is no mean number of images; write a number above 0, such as 4 "
+            "(other numbers for other sequences are not modelled)"
+        )
     return float(value)
 
 
@@ -125,6 +150,27 @@ class MlaConfig(ConfigModel):
     """value dimensions per head; left out: the model's"""
 
 
+class DsaStage(Enum):
+    """Stages of training sparse attention."""
+
+    SPARSE = "sparse"
+    DENSE_WARM_UP = "dense_warm_up"
+
+
+class DsaConfig(ConfigModel):
+    """`model.dsa`: DeepSeek's sparse attention (DSA), latent attention to the keys that an indexer selects."""
+
+    example: ClassVar[str] = "{index_n_heads: 64, index_head_dim: 128, index_topk: 2048}"
+    index_n_heads: Width = 64
+    """heads of the indexer"""
+    index_head_dim: Width = 128
+    """dimensions of each of its heads"""
+    index_topk: TokenCount = 2048
+    """keys that each query attends to"""
+    stage: Annotated[DsaStage, enum_parser(DsaStage)] = DsaStage.SPARSE
+    """sparse, or dense_warm_up: attention to all keys with everything but the indexer frozen"""
+
+
 class LayerConfig(ConfigModel):
     """Dimensions of a layer."""
 
@@ -157,7 +203,7 @@ class LayerConfig(ConfigModel):
     causal: bool | None = None
     """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
     mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None
-    """what mixes a layer's tokens; linear mixers have a key with their sizes; left out: the model's, or attention"""
+    """what mixes a layer's tokens; all but attention have a key with sizes; left out: the model's, or attention"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
@@ -179,7 +225,7 @@ class LayerGroupConfig(LayerConfig):
 
 
 class ModelConfig(LayerConfig, PresetOrPathConfig):
-    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions override a preset or config.json."""
+    """A transformer: a preset, a Hugging Face config.json, or dimensions, which override a preset or config.json."""
 
     shorthand_key: ClassVar[str | None] = "preset"
     preset: NonEmptyText | None = None
@@ -212,6 +258,11 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """logits are soft-capped by a tanh; left out: the preset's, or false"""
     mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS)] | None = None
     """multi-token prediction (MTP) layers, each of which predicts one additional token; left out: the preset's, or 0"""
+    input_size: Annotated[
+        tuple[int, ...] | None,
+        value_parser(_parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int]),
+    ] = None
+    """pixels of a square image, or [height, width] or [frames, height, width]; left out: the preset's"""
     window_attn_skip_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has full attention instead of a window; left out: the preset's, or none"""
     no_rope_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
@@ -222,8 +273,10 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """MoE layers instead of MLPs, or their expert count; left out: the preset's, or none"""
     mla: MlaConfig | None = None
     """multi-head latent attention (MLA) instead of full keys and values; left out: the preset's, or none"""
+    dsa: DsaConfig | None = None
+    """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
-    """a letter per layer, in Megatron-LM's notation: M, G, K, L, S linear mixers, * attention, - MLP, E experts"""
+    """a letter per layer, as in Megatron-LM: M, G, K, L, S linear mixers, *, +, D attention, - MLP, E experts; / MTP"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
     mamba: MambaConfig | None = None
@@ -236,6 +289,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """sizes of Kimi Delta Attention layers; left out: none"""
     lightning: LightningConfig | None = None
     """sizes of lightning attention layers; left out: none"""
+    moba: MobaConfig | None = None
+    """blocks of mixture of block attention (mixer: moba); left out: none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
@@ -243,8 +298,58 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
         return {**self.model_dump(exclude=_NO_DIMENSIONS, exclude_none=True), **self.layer_dimensions}
 
 
+class LanguageConfig(ModelConfig):
+    """`model.language`: the language model behind an encoder, which may stand in `model` itself as well."""
+
+    frozen: bool | None = None
+    """its weights are not trained; gradients pass through it to what is before it; left out: the preset's, or false"""
+
+
+class EncoderConfig(ModelConfig):
+    """`model.encoder`: an encoder of images in front of a language model, on the ranks of the first pipeline stage."""
+
+    example: ClassVar[str] = "{preset: clip-vit-l-14-336, frozen: true}"
+    layers: LayerCountOrZero | None = None
+    """its layers, of which the first ones are kept; 0: there is no encoder; left out: the preset's"""
+    images: Annotated[float | None, value_parser(_parse_images, "a number above 0", "4")] = None
+    """images of a sequence, in the mean; microbatch times it is a whole number; left out: the preset's, or 1"""
+    frozen: bool | None = None
+    """its weights are not trained, and nothing is saved for a backward; left out: the preset's, or false"""
+    recompute: bool | None = None
+    """it is under training.recompute, too (Megatron-LM's --recompute-vision); left out: the preset's, or true"""
+
+
+class ProjectorConfig(ConfigModel):
+    """`model.projector`: matrices between an encoder and a language model, with GELU between them."""
+
+    example: ClassVar[str] = "{widths: [4096, 4096]}"
+    widths: Annotated[list[Width], Field(min_length=1, max_length=_MAX_MATRICES)] | None = None
+    """outputs of its matrices, the last as wide as the language model; left out: the preset's, or twice its width"""
+    merge: Annotated[int, Field(ge=1, le=MAX_WIDTH)] | None = None
+    """neighbouring tokens that become one, as wide as all of them; left out: the preset's, or 1"""
+    frozen: bool | None = None
+    """its weights are not trained; left out: the preset's, or false"""
+
+
+class TowersConfig(LanguageConfig):
+    """`model`: a preset, a Hugging Face config.json, or dimensions; an encoder in front of it makes it multimodal."""
+
+    encoder: EncoderConfig | None = None
+    """an encoder of images in front of the model; left out: the preset's, or none"""
+    projector: ProjectorConfig | None = None
+    """what maps the encoder's tokens to those of the model; left out: the preset's, or two matrices"""
+    language: LanguageConfig | None = None
+    """the language model, where its keys do not stand in `model` itself; left out: they do"""
+
+    @property
+    def language_section(self) -> LanguageConfig:
+        """The section of the language model."""
+        return self if self.language is None else self.language
+
+
 _NO_DIMENSIONS: Final = {
-    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"),
+    *("input_size", "encoder", "projector", "language", "frozen", "images", "recompute"),
+    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
-    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba"),
 }

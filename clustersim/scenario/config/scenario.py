@@ -15,7 +15,7 @@ from clustersim.scenario.config.degradations import DegradationsConfig, MixedNod
 from clustersim.scenario.config.diloco import DilocoConfig
 from clustersim.scenario.config.economics import EconomicsConfig
 from clustersim.scenario.config.layout import LayoutConfig
-from clustersim.scenario.config.model import ModelConfig
+from clustersim.scenario.config.model import TowersConfig
 from clustersim.scenario.config.placement import PlacementConfig
 from clustersim.scenario.config.reliability import ReliabilityConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
@@ -109,7 +109,7 @@ class ScenarioConfig(ConfigModel):
 
     name: NonEmptyText | None = None
     """of the result; left out: the file's name"""
-    model: ModelConfig = Field(examples=["llama3-8b"])
+    model: TowersConfig = Field(examples=["llama3-8b"])
     """the model to train"""
     cluster: ClusterConfig = Field(examples=["dgx-h100"])
     """the cluster to train on"""

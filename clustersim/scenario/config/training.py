@@ -267,8 +267,8 @@ _FUSED_PARSER = value_parser(
 class TrainingConfig(ConfigModel):
     """`training`: one training step."""
 
-    sequence: TokenCount = Field(examples=[8192])
-    """sequence length in tokens"""
+    sequence: TokenCount | None = Field(None, examples=[8192])
+    """sequence length in tokens; left out: of a model of images the tokens of one, others need it"""
     global_batch: TokenCount = Field(examples=[2048, "16Mi tokens", "4194304 tokens"])
     """sequences per step, or tokens with their unit, see [Batches](scenario.md#batches)"""
     microbatch: TokenCount = 1
@@ -284,6 +284,8 @@ class TrainingConfig(ConfigModel):
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
     backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    z_loss: bool = False
+    """the squared logarithm of each token's sum of exponentials is part of the loss"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
     optimizer_in_backward: bool = False
@@ -311,8 +313,14 @@ class TrainingConfig(ConfigModel):
     @classmethod
     def _parse_global_batch(cls, value: object, info: ValidationInfo) -> object:
         """Sequences of a batch in tokens; where the sequence length is wrong, that problem alone is reported."""
-        sequence = info.data.get("sequence")
-        return parse_global_batch(value, sequence) if sequence else 1
+        if "sequence" not in info.data:
+            return 1
+        return parse_global_batch(value, info.data["sequence"])
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Tokens of a sequence, once `resolve` has added what the file leaves out."""
+        return self.sequence or 0
 
     def training_step(
         self,

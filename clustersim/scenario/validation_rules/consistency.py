@@ -47,6 +47,7 @@ from clustersim.scenario.validation_rules.optimizer import (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
 )
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
@@ -59,6 +60,8 @@ from clustersim.scenario.validation_rules.precision import (
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
+from clustersim.scenario.validation_rules.selected_keys import check_selected_keys
+from clustersim.scenario.validation_rules.towers import check_encoder, check_images
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
@@ -292,6 +295,12 @@ def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     cp_chunks = sequence_chunks(layout)
+    if model.patches is not None and sequence != model.sample_tokens:
+        yield (
+            f"training.sequence: {sequence} tokens are no sample of {model.name}, which is {model.sample_tokens} "
+            "tokens; leave it out, or give model.input_size"
+        )
+        return
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield Problem(
@@ -442,8 +451,11 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_mtp,
     check_recompute_layers,
     check_mla_recompute,
+    check_selected_keys,
     check_batch,
     check_sequence,
+    check_images,
+    check_encoder,
     check_adapters,
     check_lora_experts,
     check_moe_overlap,
@@ -463,6 +475,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
     _check_step_count,
     _check_jitter,
 )

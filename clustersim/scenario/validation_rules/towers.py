@@ -1,0 +1,79 @@
+"""Do an encoder of images and its projector fit the layout and the training? Models of images alone, too.
+
+Each check reports in one sentence what conflicts and what would fit.
+"""
+
+from collections.abc import Iterator
+
+from clustersim.model.transformer import Encoder, TransformerModel
+from clustersim.scenario.nearest_values import divisors
+from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
+from clustersim.schedules.zero_bubble import ZeroBubble
+
+
+def check_images(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that nothing of a training run is about sequences of text, where a model reads images."""
+    training, layout, model = scenario.training, scenario.layout, scenario.model
+    if model.patches is None:
+        return
+    conflicts = {"training.documents": training.documents is not None, "training.lora": training.lora is not None}
+    yield from _conflicts(model, conflicts)
+    if layout.data.is_single_process:
+        yield f"layout.data: torch_data_parallel gathers logits, of which {model.name} has none; ddp fits"
+
+
+def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that an encoder fits the training, and that tensor parallelism divides its sizes."""
+    training, layout, model = scenario.training, scenario.layout, scenario.model
+    encoder = model.encoder
+    if encoder is None:
+        return
+    conflicts = {
+        "training.lora": training.lora is not None,
+        "training.reference_model": training.reference_model,
+        "layout.overlap_moe_expert_parallel_comm": layout.overlap_moe_expert_parallel_comm,
+        "layout.data: torch_data_parallel": layout.data.is_single_process,
+        "layout.data: deepspeed_zero3": layout.data.gathers_single_parameters,
+        f"schedule: {scenario.schedule.name}, which splits backward,": isinstance(scenario.schedule, ZeroBubble)
+        and model.gradients.has_frozen,
+    }
+    yield from _conflicts(model, conflicts)
+    yield from _check_image_counts(scenario, encoder)
+    yield from _check_encoder_degrees(encoder.model, layout.tp)
+    widths = encoder.projector.widths[:-1]
+    for width in (width for width in widths if width % layout.tp):
+        yield f"layout.tp: {layout.tp} does not divide the projector's width {width} of {model.name}"
+
+
+def _conflicts(model: TransformerModel, conflicts: dict[str, bool]) -> Iterator[str]:
+    for setting in (name for name, is_set in conflicts.items() if is_set):
+        yield f"{setting} with the images of {model.name} is not modelled; leave it out"
+
+
+def _check_image_counts(scenario: ResolvedScenario, encoder: Encoder) -> Iterator[str]:
+    """A microbatch has whole images, and their tokens fit into its sequences."""
+    microbatch, sequence = scenario.training.microbatch, scenario.training.sequence
+    images = microbatch * encoder.samples
+    if images != round(images):
+        yield (
+            f"model.encoder.images: {encoder.samples:g} in each of {microbatch} sequences of a microbatch are "
+            f"{images:g} images; give a microbatch that makes them whole"
+        )
+    if encoder.projected_tokens > sequence:
+        yield (
+            f"training.sequence: {sequence} tokens hold no {encoder.projected_tokens:,.0f} of images; give longer "
+            "ones, or fewer or smaller images (model.encoder.images, model.encoder.input_size)"
+        )
+
+
+def _check_encoder_degrees(model: TransformerModel, tp: int) -> Iterator[str]:
+    """Tensor parallelism divides the encoder's heads and MLPs."""
+    sizes = {f"heads {attention.heads}": attention.heads for attention in model.distinct_attentions}
+    sizes |= {f"ffn {mlp.ffn}": mlp.ffn for mlp in model.distinct_dense_mlps}
+    for label, size in sizes.items():
+        if size % tp:
+            yield Problem(
+                f"layout.tp: {tp} does not divide {label} of the encoder {model.name}",
+                Remedy.nearest("layout.tp", tp, divisors(size)),
+            )

@@ -1,0 +1,166 @@
+"""Laws of models of several towers: an empty encoder is none, and what is frozen costs no more than what is trained."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.build import build_plan
+from clustersim.model.attention_spec import FullAttention
+from clustersim.model.cross_attention_spec import CrossAttention
+from clustersim.model.layer_stack import LayerSpec
+from clustersim.model.layers import transformer_layer
+from clustersim.model.mixer import AttentionFlopConvention
+from clustersim.model.operators import LayerShard
+from clustersim.model.presets import load_preset
+from clustersim.model.training import AttentionBackend, Training
+from clustersim.parallel.plan import Plan
+from tests.conftest import examples
+from tests.laws.timelines import assert_same_trace
+
+_LANGUAGE = {"preset": "llama-tiny"}
+_ENCODER = {"preset": "clip-vit-l-14-336", "input_size": 56, "layers": 2}
+
+
+@st.composite
+def tower_mappings(draw: st.DrawFn) -> dict[str, Any]:
+    """A small language model behind a small encoder, with any strategy and recomputation."""
+    pp = draw(st.sampled_from([1, 2, 4]))
+    layout: dict[str, Any] = {
+        "tp": draw(st.sampled_from([1, 2])),
+        "pp": pp,
+        "data": draw(st.sampled_from(["ddp", "zero1", "zero2", "fsdp"])),
+    }
+    if layout["tp"] > 1:
+        layout["sequence_parallel"] = draw(st.booleans())
+    return {
+        "model": {"language": _LANGUAGE, "encoder": _ENCODER},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": layout,
+        "training": {
+            "sequence": 256,
+            "global_batch": 32,
+            "microbatch": draw(st.sampled_from([1, 2])),
+            "recompute": draw(st.sampled_from(["none", "selective", "full"])),
+            "attention": draw(st.sampled_from(["flash", "standard"])),
+        },
+    }
+
+
+def _with_towers(mapping: dict[str, Any], **towers: Any) -> Scenario:
+    return Scenario.from_mapping({**mapping, "model": {**mapping["model"], **towers}})
+
+
+@given(tower_mappings())
+@examples(12)
+def test_an_encoder_without_layers_is_none(mapping: dict[str, Any]) -> None:
+    empty = simulate(_with_towers(mapping, encoder={**_ENCODER, "layers": 0}))
+    alone = simulate(Scenario.from_mapping({**mapping, "model": _LANGUAGE}))
+    assert (empty.step_time, empty.model_flops) == (alone.step_time, alone.model_flops)
+    assert [ledger.peak for ledger in empty.ledgers] == [ledger.peak for ledger in alone.ledgers]
+    assert_same_trace(empty.trace, alone.trace, relative=0.0)
+
+
+@given(tower_mappings(), st.sampled_from(["encoder", "projector", "language"]))
+@examples(24)
+def test_a_frozen_tower_takes_no_more_time_and_memory_than_a_trained_one(mapping: dict[str, Any], tower: str) -> None:
+    sections = {"encoder": _ENCODER, "projector": {}, "language": _LANGUAGE}
+    trained = simulate(_with_towers(mapping))
+    frozen = simulate(_with_towers(mapping, **{tower: {**sections[tower], "frozen": True}}))
+    assert frozen.step_time <= trained.step_time
+    assert frozen.model_flops.model < trained.model_flops.model
+    pairs = zip(frozen.ledgers, trained.ledgers, strict=True)
+    assert all(frozen_ledger.peak <= trained_ledger.peak for frozen_ledger, trained_ledger in pairs)
+
+
+@given(tower_mappings())
+@examples(12)
+def test_more_images_are_never_faster(mapping: dict[str, Any]) -> None:
+    one = simulate(_with_towers(mapping))
+    two = simulate(_with_towers(mapping, encoder={**_ENCODER, "images": 2}))
+    assert two.step_time >= one.step_time * (1 - 1e-12)  # where launches take all the time, as long
+    assert two.model_flops.model > one.model_flops.model
+    assert two.ledgers[0].peak >= one.ledgers[0].peak
+
+
+@given(tower_mappings())
+@examples(8)
+def test_folding_and_coalescing_change_no_time(mapping: dict[str, Any]) -> None:
+    scenario = _with_towers(mapping, encoder={**_ENCODER, "frozen": True})
+    folded, unfolded = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
+    assert_same_trace(folded.trace, unfolded.trace, relative=1e-9)
+    fine = simulate(scenario.with_overrides("cost.coalesce=false"))
+    assert fine.step_time == pytest.approx(folded.step_time, rel=1e-9)
+
+
+@given(tower_mappings())
+@examples(12)
+def test_ranks_hold_all_towers(mapping: dict[str, Any]) -> None:
+    """The first stage has the encoder, of which tensor parallelism splits the same as of the language model."""
+    scenario = _with_towers({**mapping, "layout": {**mapping["layout"], "tp": 1, "sequence_parallel": False}})
+    plan = build_plan(scenario)
+    alone = build_plan(Scenario.from_mapping({**mapping, "model": _LANGUAGE}).with_overrides("layout.tp=1"))
+    extra = [
+        plan.parameter_count(stage) - own.parameter_count(other)
+        for stage, own, other in zip(plan.stages, [alone] * len(alone.stages), alone.stages, strict=True)
+    ]
+    assert extra[0] > 0
+    assert not any(extra[1:])
+
+
+@given(
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 8).map(lambda count: 64 * count),
+    st.sampled_from(AttentionBackend),
+)
+@examples(16)
+def test_attention_across_to_as_many_keys_has_the_flop_of_bidirectional_attention(
+    tp: int, tokens: int, backend: AttentionBackend
+) -> None:
+    """With as wide keys: model FLOP, and those of all kernels."""
+    model = load_preset("vit-l-16")
+    within = FullAttention(16, 16, 64, qkv_bias=True, causal=False)
+    across = CrossAttention(16, 64, keys=tokens, key_hidden=model.hidden, qkv_bias=True)
+    full = AttentionFlopConvention.FULL
+    flops = [6 * mixer.matrix_elements(model.hidden) + mixer.mixing_flops(tokens, full) for mixer in (within, across)]
+    assert flops[1] == pytest.approx(flops[0], rel=1e-12)
+    shard = LayerShard(2, tokens, tokens, tp=tp)
+    training = Training(tokens, 2, 2, attention=backend)
+    executed = []
+    for mixer in (within, across):
+        layer = transformer_layer(model, LayerSpec(mixer, None), training, shard)
+        kernels = (
+            kernel
+            for operator in layer.operators
+            for kernel in (*operator.forward, *operator.input_gradient, *operator.weight_gradient)
+        )
+        executed.append(sum(kernel.flops for kernel in kernels))
+    assert executed[1] == pytest.approx(executed[0], rel=1e-12)
+    counts = [mixer.parameter_count(model.hidden, linear_bias=True) for mixer in (within, across)]
+    assert counts[0] == counts[1]
+
+
+def test_the_encoder_of_a_plan_is_on_the_stage_of_the_embedding() -> None:
+    mapping = {
+        "model": {"preset": "llava-1.5-7b"},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"pp": 4},
+        "training": {"sequence": 2048, "global_batch": 16},
+    }
+    plan: Plan = build_plan(Scenario.from_mapping(mapping))
+    names = [
+        [operator.name.partition(".")[0] for unit in plan.stage_units(stage) for operator in unit.operators]
+        for stage in plan.stages
+    ]
+    assert "encoder" in names[0]
+    assert not any("encoder" in stage_names for stage_names in names[1:])
+    backward_kernels = [
+        kernel
+        for unit in plan.stage_units(plan.stages[0])
+        for operator in unit.operators
+        if operator.name.startswith(("encoder.attention", "encoder.mlp"))
+        for kernel in (*operator.input_gradient, *operator.weight_gradient)
+    ]
+    assert not backward_kernels

@@ -1,0 +1,139 @@
+"""Which models of several towers a scenario may describe, and what is wrong with others."""
+
+from typing import Any
+
+import pytest
+
+from clustersim import Scenario
+from clustersim.common.errors import InputError
+from clustersim.model.gradient_flow import GradientFlow
+
+_LLAVA = {"language": "llama2-7b", "encoder": "clip-vit-l-14-336"}
+
+
+def _scenario(model: Any, *overrides: str, **training: Any) -> Scenario:
+    mapping = {
+        "model": model,
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"data": "fsdp"},
+        "training": {"sequence": 2048, "global_batch": 8, **training},
+    }
+    return Scenario.from_mapping(mapping, overrides)
+
+
+def test_sections_build_what_the_preset_is() -> None:
+    model = _scenario({**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "frozen": True}}).model
+    preset = _scenario("llava-1.5-7b").model
+    assert model.encoder == preset.encoder
+    assert model.gradients == preset.gradients
+
+
+def test_a_frozen_language_model_passes_gradients_to_the_projector() -> None:
+    """The first stage of LLaVA's training."""
+    model = _scenario({"preset": "llava-1.5-7b", "frozen": True}).model
+    assert model.encoder is not None
+    assert model.gradients.layers is GradientFlow.PASSES
+    assert model.gradients.embedding is GradientFlow.NONE
+    assert model.encoder.model.gradients.layers is GradientFlow.NONE
+    assert model.encoder.model.gradients.head is GradientFlow.TRAINED
+
+
+def test_a_frozen_projector_passes_gradients_to_a_trained_encoder_only() -> None:
+    trained = _scenario({**_LLAVA, "projector": {"frozen": True}}).model.encoder
+    frozen = _scenario({"preset": "llava-1.5-7b", "projector": {"frozen": True}}).model.encoder
+    assert trained is not None
+    assert frozen is not None
+    assert trained.model.gradients.head is GradientFlow.PASSES
+    assert frozen.model.gradients.head is GradientFlow.NONE
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens"), [(224, 257), (384, 730), ([224, 448], 513)], ids=["small", "large", "rectangle"]
+)
+def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens: int) -> None:
+    mapping = {
+        "model": {"preset": "vit-h-14", "input_size": size},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"data": "fsdp"},
+        "training": {"global_batch": 64},
+    }
+    scenario = Scenario.from_mapping(mapping)
+    assert scenario.training.sequence == tokens
+    assert scenario.model.max_positions == tokens
+    assert Scenario.from_mapping(scenario.to_mapping()).training.sequence == tokens
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({**_LLAVA, "hidden": 4096}, "model: hidden: next to language, whose key it would be; write it there"),
+        ({"preset": "llama2-7b", "frozen": True}, "model: frozen: true, but there is no encoder or projector to train"),
+        ({"preset": "llama2-7b", "projector": {}}, "model: projector: there is no encoder that it belongs to"),
+        ({"preset": "llama2-7b", "encoder": {"frozen": True}}, "model: encoder: names no preset"),
+        ({**_LLAVA, "encoder": "llama3-8b"}, "model: encoder: llama3-8b reads tokens, not images"),
+        (
+            {**_LLAVA, "projector": {"widths": [4096, 1024]}},
+            "model: projector.widths: end in 1024, but llama2-7b is 4096",
+        ),
+        (
+            {
+                "language": {"preset": "llama2-7b", "frozen": True},
+                "encoder": {"preset": "clip-vit-l-14-336", "frozen": True},
+                "projector": {"frozen": True},
+            },
+            "model: frozen: true of all its towers",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": 4}},
+            "training.sequence: 2048 tokens hold no 2,304 of images",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": 1.5}},
+            "model.encoder.images: 1.5 in each of 1 sequences of a microbatch are 1.5 images",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": "1 to 4"}},
+            "model.encoder.images: '1 to 4' is no mean number of images",
+        ),
+        ({**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "vocab": 9}}, "model: vocab: clip-vit-l-14-336 has no"),
+        ({"preset": "llama2-7b", "input_size": 224}, "model: input_size: llama2-7b reads tokens, not images"),
+        ({"preset": "vit-l-16", "input_size": 8}, r"model: input_size: \[8, 8\] holds no patch of vit-l-16"),
+        ({"preset": "vit-l-16", "input_size": "big"}, "model.input_size: 'big' is no size"),
+        ("vit-l-16", "training.sequence: 2048 tokens are no sample of vit-l-16, which is 197 tokens"),
+    ],
+)
+def test_bad_towers_are_refused_in_one_sentence(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _scenario(model)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.lora={rank: 16}", "training.lora with the images of llava-1.5-7b is not modelled"),
+        ("training.reference_model=true", "training.reference_model with the images"),
+        ("layout.data=deepspeed_zero3", "layout.data: deepspeed_zero3 with the images"),
+    ],
+)
+def test_what_no_tower_has_is_refused(override: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _scenario("llava-1.5-7b", override)
+
+
+def test_tensor_parallelism_divides_the_encoder_too() -> None:
+    message = "layout.tp: 8 does not divide heads 12 of the encoder"
+    encoder = {"preset": "clip-vit-l-14-336", "heads": 12, "kv_heads": 12}
+    with pytest.raises(InputError, match=message):
+        _scenario({**_LLAVA, "encoder": encoder}, "layout.tp=8")
+
+
+def test_a_model_of_tokens_needs_its_sequence() -> None:
+    mapping = {"model": "llama2-7b", "cluster": {"name": "dgx-h100", "gpus": 8}, "training": {"global_batch": 8}}
+    with pytest.raises(InputError, match=r"training\.sequence: is missing; write sequence: 8192"):
+        Scenario.from_mapping(mapping)
+
+
+def test_a_batch_in_tokens_needs_a_sequence() -> None:
+    mapping = {"model": "vit-l-16", "cluster": "dgx-h100", "training": {"global_batch": "1Mi tokens"}}
+    with pytest.raises(InputError, match=r"training\.global_batch: '1Mi tokens' is in tokens"):
+        Scenario.from_mapping(mapping)
