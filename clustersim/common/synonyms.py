@@ -158,11 +158,7 @@ def find_value_synonym(word: str, choices: Collection[str]) -> str | None:
     'flash2'
     """
     meant = VALUE_SYNONYMS.get(_folded(word))
-<<<<<<< HEAD
     return meant if meant is not None and meant in choices else None
-=======
-    return meant if meant in (*choices,) else None
->>>>>>> main
 
 
 def find_name_synonym(category: str, name: str, available: Iterable[str]) -> str | None:

@@ -213,7 +213,7 @@ def test_traps_are_named_by_every_command_that_predicts(
 
 
 def test_every_command_prints_through_the_console_that_escapes_text() -> None:
-    """diloco made one of rich's own, whose colours were escaped where they were written."""
+    """That of diloco made one of rich's own, whose colours were escaped where they were written."""
     commands = Path(cli.__file__).parent
     makers = {path.name for path in commands.glob("*.py") if re.search(r"import Console\b", path.read_text())}
     assert makers == {"terminal.py"}
