@@ -5,7 +5,7 @@ message says what to write instead. Nearest spellings are the business of `error
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import SequenceMatcher
 from types import MappingProxyType
 from typing import Final
@@ -151,14 +151,14 @@ def has_no_effect(word: str) -> bool:
     return _folded(word) in _WITHOUT_EFFECT
 
 
-def find_value_synonym(word: str, choices: Iterable[str]) -> str | None:
+def find_value_synonym(word: str, choices: Collection[str]) -> str | None:
     """The choice that another word for it means; None if that is not known, or none of the choices.
 
     >>> find_value_synonym("flash_attention_2", ["flash2", "sdpa"])
     'flash2'
     """
     meant = VALUE_SYNONYMS.get(_folded(word))
-    return meant if meant in (*choices,) else None
+    return meant if meant is not None and meant in choices else None
 
 
 def find_name_synonym(category: str, name: str, available: Iterable[str]) -> str | None:

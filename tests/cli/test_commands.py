@@ -1,12 +1,14 @@
 """Output, streams and exit status of the commands."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from clustersim import cli
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
 from clustersim.common import data_files
@@ -208,6 +210,13 @@ def test_traps_are_named_by_every_command_that_predicts(
     done = clustersim(command[0], plan, *command[1:])
     assert done.returncode == 0, done.stderr
     assert "more than the 450 GB/s per direction" in " ".join(done.stdout.split())
+
+
+def test_every_command_prints_through_the_console_that_escapes_text() -> None:
+    """That of diloco made one of rich's own, whose colours were escaped where they were written."""
+    commands = Path(cli.__file__).parent
+    makers = {path.name for path in commands.glob("*.py") if re.search(r"import Console\b", path.read_text())}
+    assert makers == {"terminal.py"}
 
 
 def test_descriptions_are_printed_verbatim(clustersim: CommandRunner, tmp_path: Path) -> None:

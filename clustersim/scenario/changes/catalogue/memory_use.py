@@ -129,7 +129,7 @@ def _more_tensor_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     for factor in _dp_divisors(scenario, TENSOR):
         if layout.tp * factor <= _domain_size(scenario):
             wider = with_tp_factor(scenario, factor)
-            yield _changed(wider, *_degree_overrides(wider))
+            yield _changed(wider, *_degree_overrides(wider, TENSOR))
 
 
 def _dp_divisors(scenario: Scenario, axis: Axis) -> Iterator[int]:
@@ -150,19 +150,20 @@ def _more_pipeline_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     even_layers = ("layout.layers_per_stage=even",) if layout.layers_per_stage else ()
     for factor in _dp_divisors(baseline.scenario, PIPELINE):
         deeper = with_pp_factor(baseline.scenario, factor)
-        yield _changed(deeper, *_degree_overrides(deeper), *even_layers)
+        yield _changed(deeper, *_degree_overrides(deeper, PIPELINE), *even_layers)
 
 
 def _more_context_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Context instead of data parallelism."""
     for factor in _dp_divisors(baseline.scenario, CONTEXT):
         wider = with_cp_factor(baseline.scenario, factor)
-        yield _changed(wider, f"layout.cp={wider.layout.cp}", f"layout.dp={wider.layout.as_configured.dp}")
+        yield _changed(wider, *_degree_overrides(wider, CONTEXT))
 
 
-def _degree_overrides(scenario: Scenario) -> tuple[str, ...]:
+def _degree_overrides(scenario: Scenario, axis: Axis) -> tuple[str, ...]:
+    """The degree of an axis, and of the data parallelism that it is at the cost of."""
     configured = scenario.layout.as_configured
-    return f"layout.tp={configured.tp}", f"layout.pp={configured.pp}", f"layout.dp={configured.dp}"
+    return f"layout.{axis.name}={configured.degrees[axis.name]}", f"layout.dp={configured.dp}"
 
 
 def _more_offload(baseline: Baseline) -> Iterator[ChangedScenario]:
