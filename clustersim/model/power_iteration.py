@@ -35,7 +35,7 @@ _ADDED_PASSES = 2 + 2 + 3  # of what a product is added to
 
 @dataclass(frozen=True, slots=True)
 class PowerIteration:
-    """The update of `count` equal matrices, of which this rank has a shard each, and some of whose products are its own.
+    """The update of `count` equal matrices of which this rank has a shard each, and orthonormalizes some products.
 
     m, n: dimensions of a shard of the momentum, n sharded; r: rank; orthonormalized: matrices whose product this rank
     makes orthonormal; formats: of weights and momentum.
