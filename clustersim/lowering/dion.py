@@ -1,8 +1,8 @@
 """Lowering of Dion: when the low-rank products of matrices are computed, summed and orthonormalized.
 
-Of sharded weights as many equal matrices as there are ranks form a batch (`model.power_iteration`), whose four parts
+Of sharded weights as many equal matrices as there are ranks form a batch (`model.power_iteration`), whose four phases
 are segments with a collective between each: partial products are reduce-scattered, orthonormal ones all-gathered, norms
-of columns summed. A few batches are worked on in turns, so that the collectives of one overlap the parts of others
+of columns summed. A few batches are worked on in turns, so that the collectives of one overlap the phases of others
 (microsoft/dion, `AsyncRuntime`, max_concurrent_tasks 3), unless `overlap` is off.
 """
 
@@ -25,8 +25,8 @@ _CONCURRENT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of the iteration: its kernels, and the collective that the next part waits for, if any."""
+class _Phase:
+    """A phase of the iteration: its kernels, and the collective that the next phase waits for, if any."""
 
     name: str
     operations: tuple[Operation, ...]
@@ -55,8 +55,8 @@ class DionLowering:
 
     def _add_whole(self, matrix: WeightMatrix, total: int, group: ParameterGroup) -> None:
         """Update matrices that this rank has, one after the other."""
-        parts = _parts(power_iteration(matrix, self.dion, group.formats, ranks=1, whole=1), None)
-        operations = [operation for part in parts for operation in part.operations]
+        phases = _phases(power_iteration(matrix, self.dion, group.formats, ranks=1, orthonormalized=1), None)
+        operations = [operation for phase in phases for operation in phase.operations]
         self.builder.add_repeated_standalone(
             f"update {matrix.outputs} x {matrix.inputs}", operations, (self.after,), total
         )
@@ -66,24 +66,24 @@ class DionLowering:
         ranks, width = group.shard_count, _CONCURRENT if self.dion.overlap else 1
         sizes = [ranks] * (total // ranks) + [total % ranks] * bool(total % ranks)
         iterations = [
-            power_iteration(replace(matrix, count=size), self.dion, group.formats, ranks=ranks, whole=1)
+            power_iteration(replace(matrix, count=size), self.dion, group.formats, ranks=ranks, orthonormalized=1)
             for size in sizes
         ]
         for first in range(0, len(iterations), width):
-            self._add_turn([_parts(iteration, sharing) for iteration in iterations[first : first + width]])
+            self._add_turn([_phases(iteration, sharing) for iteration in iterations[first : first + width]])
 
-    def _add_turn(self, batches: Sequence[Sequence[_Part]]) -> None:
-        """The first part of all batches, then the second, and so on."""
+    def _add_turn(self, batches: Sequence[Sequence[_Phase]]) -> None:
+        """The first phase of all batches, then the second, and so on."""
         waits: list[tuple[int, ...]] = [(self.after,)] * len(batches)
-        for parts in zip(*batches, strict=True):
-            for index, part in enumerate(parts):
-                task = self.builder.add_standalone(part.name, [*part.operations], waits[index])
-                sent = () if part.comm_op is None else (self.builder.add_dp_collective(part.comm_op, [task]),)
+        for phases in zip(*batches, strict=True):
+            for index, phase in enumerate(phases):
+                task = self.builder.add_standalone(phase.name, [*phase.operations], waits[index])
+                sent = () if phase.comm_op is None else (self.builder.add_dp_collective(phase.comm_op, [task]),)
                 waits[index] = sent
 
 
-def _parts(iteration: PowerIteration, sharing: CommGroup | None) -> list[_Part]:
-    """The four parts of an iteration, with what the ranks of a group exchange between them."""
+def _phases(iteration: PowerIteration, sharing: CommGroup | None) -> list[_Phase]:
+    """The four phases of an iteration, with what the ranks of a group exchange between them."""
     momentum, product = iteration.formats.moments, iteration.product_bytes
     exchanged: dict[str, tuple[CollectiveType, float, DType | None]] = {
         "project momentum": (CollectiveType.REDUCE_SCATTER, product, momentum),
@@ -96,11 +96,11 @@ def _parts(iteration: PowerIteration, sharing: CommGroup | None) -> list[_Part]:
         "feed error back": iteration.update(),
         "update matrices": iteration.apply(),
     }
-    parts: list[_Part] = []
-    for name, part in kernels.items():
+    phases: list[_Phase] = []
+    for name, phase in kernels.items():
         comm_op = None
         if sharing is not None and name in exchanged:
             collective, size, reduced = exchanged[name]
             comm_op = CommOp(f"products: {name}", collective, sharing.name, size, reduce_dtype=reduced)
-        parts.append(_Part(name, tuple(Operation(kernel, WorkType.OPTIMIZER) for kernel in part), comm_op))
-    return parts
+        phases.append(_Phase(name, tuple(Operation(kernel, WorkType.OPTIMIZER) for kernel in phase), comm_op))
+    return phases

@@ -37,7 +37,9 @@ def add_matrix_updates(
     ]
     if not matrix_updates:
         return task
-    (optimizer,) = {training.optimizer for training, _ in matrix_updates}
+    (optimizer,) = {
+        training.optimizer for training, _ in matrix_updates if isinstance(training.optimizer, Muon | Dion | Soap)
+    }
     lowering = (
         DionLowering(builder, optimizer, task)
         if isinstance(optimizer, Dion)

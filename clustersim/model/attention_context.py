@@ -23,8 +23,8 @@ def core_operators(rank: RankContext, core: AttentionCore, kv_elements: int) -> 
     if shard.ring_blocks > 1 and shape.window is None and shape.causal:
         core = replace(core, shape=replace(shape, kv_heads=shape.heads)) if shard.repeats_kv else core
         compiled = rank.training.fuses(FusedKernel.RESIDUAL)
-        *padding, whole = operators
-        operators = (*padding, split_into_blocks(core, whole, shard.ring_blocks, compiled=compiled))
+        *padding, full = operators
+        operators = (*padding, split_into_blocks(core, full, shard.ring_blocks, compiled=compiled))
     first, *remaining = operators
     element_bytes = first.forward[-1].dtype.bytes
     if shard.gathers_keys:

@@ -248,7 +248,7 @@ _LOSS_SPECS = MappingProxyType(
         ),
     }
 )
-# z-loss (PaLM, arXiv:2204.02311, section 5) beside PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32
+# z-loss (PaLM, arXiv:2204.02311, section 5) next to PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32
 # logits (allenai/OLMo, olmo/train.py, cross_entropy_loss). Forward: maximum (1), difference (2), exponential (2), sum
 # (1). Backward: difference, exponential and product (2 each), added to the other gradient (3). It saves the logits.
 # One-kernel losses have the logarithm anyway, and their gradient is the softmax's times a factor of the row.
@@ -377,7 +377,7 @@ def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
 
 
 def z_loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec | None:
-    """Passes of z-loss beside softmax cross-entropy; None where that has what it needs."""
+    """Passes of z-loss in addition to softmax cross-entropy; None where that has what it needs."""
     return _Z_LOSS_SPECS.get(loss_type)
 
 

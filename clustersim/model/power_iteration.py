@@ -35,16 +35,17 @@ _ADDED_PASSES = 2 + 2 + 3  # of what a product is added to
 
 @dataclass(frozen=True, slots=True)
 class PowerIteration:
-    """The update of `count` equal matrices of which this rank has a shard each, and orthonormalizes `whole` products.
+    """The update of `count` equal matrices of which this rank has a shard each, and orthonormalizes some products.
 
-    m, n: dimensions of a shard of the momentum, n sharded; r: rank; formats: of weights and momentum.
+    m, n: dimensions of a shard of the momentum, n sharded; r: rank; orthonormalized: matrices whose product this rank
+    makes orthonormal; formats: of weights and momentum.
     """
 
     m: int
     n: int
     r: int
     count: int
-    whole: int
+    orthonormalized: int
     formats: WeightFormats
 
     @property
@@ -67,9 +68,11 @@ class PowerIteration:
         if m <= r:
             return (self._factorization("qr", 4.0 * m**2 * (r - m / 3)),)
         k = _SKETCH_MULTIPLE * ceil(_OVERSAMPLING * r / _SKETCH_MULTIPLE)
-        sketch = self._product("sketch", MatmulShape(k, r, m, self.whole, MatmulLayout.NN))
-        gram = self._fp32_product("gram", MatmulShape(r, r, m, self.whole, MatmulLayout.TN))
-        solve = self._fp32_product("solve", MatmulShape(m, r, -(-r // 2), self.whole, MatmulLayout.NN))  # a triangle
+        sketch = self._product("sketch", MatmulShape(k, r, m, self.orthonormalized, MatmulLayout.NN))
+        gram = self._fp32_product("gram", MatmulShape(r, r, m, self.orthonormalized, MatmulLayout.TN))
+        solve = self._fp32_product(
+            "solve", MatmulShape(m, r, -(-r // 2), self.orthonormalized, MatmulLayout.NN)
+        )  # a triangle
         factors = (("qr", 2.0 * r**2 * (k - r / 3)), ("cholesky", r**3 / 3))
         qr, cholesky = (self._factorization(name, flops) for name, flops in factors)
         return sketch, qr, solve, gram, cholesky, solve
@@ -103,10 +106,10 @@ class PowerIteration:
         return matmul_kernel(name, DType.FP32, shape, result_bytes=DType.FP32.bytes)
 
     def _factorization(self, name: str, flops: float) -> Kernel:
-        shape = MemoryBoundShape(MemoryBoundOp.FACTORIZATION, self.whole * self.r, self.r, fused=True)
+        shape = MemoryBoundShape(MemoryBoundOp.FACTORIZATION, self.orthonormalized * self.r, self.r, fused=True)
         size = 2.0 * shape.elements * DType.FP32.bytes
         name = f"optimizer.power_iteration.{name}"
-        return Kernel(name, KernelKind.OPTIMIZER, DType.FP32, self.whole * flops, size, shape)
+        return Kernel(name, KernelKind.OPTIMIZER, DType.FP32, self.orthonormalized * flops, size, shape)
 
     def _elementwise(self, name: str, elements: int, dtype: DType, passes: int) -> Kernel:
         size = float(self.count * elements * passes * dtype.bytes)
@@ -114,15 +117,15 @@ class PowerIteration:
 
 
 def power_iteration(
-    matrix: WeightMatrix, optimizer: Dion, formats: WeightFormats, *, ranks: int, whole: int
+    matrix: WeightMatrix, optimizer: Dion, formats: WeightFormats, *, ranks: int, orthonormalized: int
 ) -> PowerIteration:
     """The iteration of as many matrices as `matrix` counts, the rows of each sharded over `ranks` ranks.
 
-    whole: matrices of which this rank orthonormalizes the product.
+    orthonormalized: matrices of which this rank orthonormalizes the product.
     """
     shard = -(-matrix.outputs // ranks)
     rank = optimizer.rank(matrix.inputs, matrix.outputs)
-    return PowerIteration(matrix.inputs, shard, rank, matrix.count, whole, formats)
+    return PowerIteration(matrix.inputs, shard, rank, matrix.count, orthonormalized, formats)
 
 
 def momentum_sum_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:

@@ -44,10 +44,10 @@ def split_into_blocks(core: AttentionCore, operator: Operator, blocks: int, *, c
     """
     shape = replace(core.shape, key=core.shape.query)
     (block,) = replace(core, shape=shape).flash_operators()
-    (whole_forward,), (whole_backward,) = operator.forward, operator.input_gradient
+    (full_forward,), (full_backward,) = operator.forward, operator.input_gradient
     forward, backward = (
-        replace(kernel, flops=whole.flops / blocks)
-        for kernel, whole in ((block.forward[0], whole_forward), (block.input_gradient[0], whole_backward))
+        replace(kernel, flops=full.flops / blocks)
+        for kernel, full in ((block.forward[0], full_forward), (block.input_gradient[0], full_backward))
     )
     return replace(
         operator,

@@ -109,7 +109,7 @@ def busiest_owner(counts: MatrixCounts, optimizer: Muon | Soap, ranks: int) -> C
     return +owned[busiest]
 
 
-def busiest_slice(matrices: Sequence[SharedMatrix], muon: Muon, ranks: int) -> BufferSlice:
+def busiest_slice(matrices: Sequence[SharedMatrix], optimizer: Muon | Soap, ranks: int) -> BufferSlice:
     """What the rank touches that has most to do, where a flat buffer of the matrices is cut into equal pieces."""
     elements = sum(shared.matrix.elements * shared.matrix.count for shared in matrices)
     size, singles = elements / ranks, [*_singles(matrices)]
@@ -124,7 +124,7 @@ def busiest_slice(matrices: Sequence[SharedMatrix], muon: Muon, ranks: int) -> B
         last = first
         while last < len(singles) and edges[last] < end:
             last += 1
-        cost = sum(shared.cost(muon) for shared in singles[first:last])
+        cost = sum(shared.cost(optimizer) for shared in singles[first:last])
         if cost > best_cost:
             touched = edges[last] - edges[first]
             best, best_cost = BufferSlice(Counter(singles[first:last]), touched - size), cost

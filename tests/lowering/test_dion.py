@@ -35,7 +35,7 @@ def optimizer_kernels(scenario: Scenario) -> list:
 @pytest.mark.parametrize("fraction", [0.25, 1.0])
 def test_products_and_factorizations_of_one_matrix(fraction: float) -> None:
     """Four products of 2 m n r; of a tall P a sketch of k rows, a Gram matrix, two triangles and two factorizations."""
-    iteration = power_iteration(WeightMatrix(N, M), Dion(rank_fraction=fraction), formats(), ranks=1, whole=1)
+    iteration = power_iteration(WeightMatrix(N, M), Dion(rank_fraction=fraction), formats(), ranks=1, orthonormalized=1)
     r = fraction * M
     steps = (*iteration.project(), *iteration.update(), *iteration.apply())
     assert sum(kernel.flops for kernel in steps if kernel.kind is KernelKind.MATMUL) == 4 * 2 * M * N * r

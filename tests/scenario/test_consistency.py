@@ -195,7 +195,7 @@ def test_absurd_rank_counts_are_rejected_early() -> None:
 
 
 def test_sliding_window_with_ring_attention_warns(mapping: dict[str, Any]) -> None:
-    ring = ["layout.cp=2", "layout.dp=4"]
+    ring = ["layout.cp=2", "layout.dp=4", "layout.cp_kind=ring"]
     assert not Scenario.from_mapping(mapping, ring).warnings
     (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
     assert "all keys and values go round the ring" in warning
