@@ -990,7 +990,7 @@ class _Interpreter:
         return status
 
     def _function_body(self, node: Node) -> tuple[Truth, bool]:
-        """The status of a function's body, and whether its end is reached beside its early returns."""
+        """The status of a function's body, and whether its end is reached in addition to early returns."""
         try:
             return self._statement(node.children_by_field_name("body")[0]), True
         except _Returned:
