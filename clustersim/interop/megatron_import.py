@@ -226,6 +226,8 @@ def _import_arguments(
         raise InputError(f"{source}: --num-layers is missing{_unread_files(trainings)}")
     zero = zero_settings(parsed, trainings.files)
     layout = _layout_config(parsed)
+    if zero is None and "layers_per_stage" not in layout:
+        _require_even_stages(parsed, layout["pp"])
     ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
     world_size = gpu_count or _world_size(parsed, training)
     if world_size % ranks_per_replica:
@@ -433,6 +435,17 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
         return {}
     rounds = {} if group_size == pp else {"microbatch_group_size": group_size}
     return {"schedule": {"interleaved": {"chunks": stage_count, **rounds}}}
+
+
+def _require_even_stages(parsed: MegatronArguments, pp: int) -> None:
+    """Raise InputError where layers do not divide into stages, as Megatron-LM does; DeepSpeed's stages may differ."""
+    stages = pp * _schedule_config(parsed, pp).get("schedule", {}).get("interleaved", {}).get("chunks", 1)
+    layers = parsed.required_integer("num-layers")
+    is_set = any(key.startswith(("model", "layout", "schedule")) for key in parsed.context.overridden)
+    if layers % stages and not is_set:
+        raise parsed.error(
+            "num-layers", f"{layers} do not divide into {stages} stages, and no flag says how many each has"
+        )
 
 
 def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Sequence[int]:

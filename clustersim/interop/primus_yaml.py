@@ -35,7 +35,7 @@ _WITHOUT_EFFECT: Final = frozenset({
     "optimizer_offload_fraction", "cuda_graph_scope",
 })  # fmt: skip
 """What Primus' common files set for other models than decoders, or for what `patch_zero_bubble` turns on."""
-_OWN_LAYERS: Final = (
+_FOREIGN_LAYERS: Final = (
     "lfm_layer_types", "hybrid_attention_enabled", "use_turbo_mega_moe", "experimental_attention_variant",
 )  # fmt: skip
 _DECODERS: Final = (None, "gpt", "mamba")
@@ -61,17 +61,17 @@ def read_primus(file: YamlFile) -> YamlArguments:
     module, overrides = _preset(file, "modules", framework), _overrides(file)
     common = {**module, **_preset_named(file, "models", framework, "language_model.yaml")}
     values = {**module, **_preset(file, "models", framework), **overrides}
-    own = {name for name, value in values.items() if name in overrides or common.get(name) != value}
+    stated = {name for name, value in values.items() if name in overrides or common.get(name) != value}
     values = {name: file.expanded(value) for name, value in values.items()}
     _require_a_decoder_s_step(file, values)
     arguments = {name: value for name, value in values.items() if name not in _WITHOUT_EFFECT or name in overrides}
     remarks = _apply_turbo(arguments)
-    if arguments.pop(VIRTUAL_STAGES, None) is not None and VIRTUAL_STAGES in own:
+    if arguments.pop(VIRTUAL_STAGES, None) is not None and VIRTUAL_STAGES in stated:
         remarks.append(f"{VIRTUAL_STAGES} has no effect; Megatron-LM takes num_virtual_stages_per_pipeline_rank")
     for name, flag in SWITCHED_OFF.items():
         if arguments.pop(name, True) in (False, "false", "False"):
             arguments[flag] = True
-    defaulted = frozenset(name.replace("_", "-") for name in arguments if name not in own)
+    defaulted = frozenset(name.replace("_", "-") for name in arguments if name not in stated)
     return YamlArguments(tuple(file.flags(arguments)), None, file.unknowns, defaulted=defaulted, remarks=tuple(remarks))
 
 
@@ -84,7 +84,9 @@ def primus_job(text: str, source: str, context: ImportContext) -> Mapping[str, A
         return None
     base = _merged(_preset(file, "modules", "torchtitan"), _preset(file, "models", "torchtitan"))
     sections = _merged(base, _overrides(file))
-    return {name: _known(file, section) for name, section in sections.items() if isinstance(section, Mapping)}
+    return {
+        name: _expanded_section(file, section) for name, section in sections.items() if isinstance(section, Mapping)
+    }
 
 
 def _trainer(file: YamlFile) -> Mapping[str, Any]:
@@ -104,10 +106,10 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def _known(file: YamlFile, section: Mapping[str, Any]) -> dict[str, Any]:
+def _expanded_section(file: YamlFile, section: Mapping[str, Any]) -> dict[str, Any]:
     """A section with its variables expanded and without keys that are null."""
     return {
-        key: _known(file, value) if isinstance(value, Mapping) else _expanded_number(file, value)
+        key: _expanded_section(file, value) if isinstance(value, Mapping) else _expanded_number(file, value)
         for key, value in section.items()
         if value is not None
     }
@@ -136,9 +138,9 @@ def _is_on(value: object) -> bool:
 
 def _require_a_decoder_s_step(file: YamlFile, values: Mapping[str, Any]) -> None:
     """Raise InputError where Primus' own keys define another model or schedule."""
-    own_layers = next((name for name in _OWN_LAYERS if _is_on(values.get(name))), None)
-    if own_layers is not None:
-        raise file.error(own_layers, f"{str(values[own_layers])[:40]}: layers of Primus' own are not known")
+    foreign_layers = next((name for name in _FOREIGN_LAYERS if _is_on(values.get(name))), None)
+    if foreign_layers is not None:
+        raise file.error(foreign_layers, f"{str(values[foreign_layers])[:40]}: layers of Primus' own are not known")
     lora = values.get("lora")
     if isinstance(lora, Mapping) and _is_on(lora.get("enabled", True)):
         raise file.error("lora", "leave it out, and write training.lora in the scenario")
@@ -159,20 +161,20 @@ def _require_a_decoder_s_step(file: YamlFile, values: Mapping[str, Any]) -> None
 
 def _apply_turbo(arguments: dict[str, Any]) -> list[str]:
     """Replace Primus' own keys by the arguments that have the same effect; sentences about the others."""
-    own = {name: arguments.pop(name) for name in [*arguments] if "turbo" in name}
+    turbo = {name: arguments.pop(name) for name in [*arguments] if "turbo" in name}
     arguments.pop("pp_algorithm", None)
     fused_router = arguments.pop("moe_use_fused_router_with_aux_score", False)
-    if not _is_on(own.get("enable_primus_turbo")):
+    if not _is_on(turbo.get("enable_primus_turbo")):
         return []
-    stage = _number(own.get("turbo_sync_free_moe_stage", 0))
+    stage = _number(turbo.get("turbo_sync_free_moe_stage", 0))
     stage = stage if isinstance(stage, int) else 0
     if stage:
         arguments["moe_permute_fusion"] = True
     if stage or _is_on(fused_router):
         arguments["moe_router_fusion"] = True
-    if stage >= _DEEPEP_STAGE or _is_on(own.get("use_turbo_deepep")):
+    if stage >= _DEEPEP_STAGE or _is_on(turbo.get("use_turbo_deepep")):
         arguments["moe_token_dispatcher_type"], arguments["moe_flex_dispatcher_backend"] = "flex", "deepep"
-        arguments["moe_deepep_num_sms"] = own.get("turbo_deepep_num_cu", 32)
+        arguments["moe_deepep_num_sms"] = turbo.get("turbo_deepep_num_cu", 32)
     return ["kernels are Megatron-LM's, where the experiment has those of Primus-Turbo"]
 
 
@@ -219,7 +221,7 @@ def _checkout_path(directory: Path | None, folder: str, name: str) -> Path | Non
     """A file in Primus' checkout above a directory."""
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
     folders = (f"primus/configs/{folder}", folder, "")
-    return next((one for parent in parents for place in folders if (one := parent / place / name).is_file()), None)
+    return next((one for parent in parents for inner in folders if (one := parent / inner / name).is_file()), None)
 
 
 def _extended(path: Path, depth: int) -> dict[str, Any]:

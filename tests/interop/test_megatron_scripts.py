@@ -531,3 +531,13 @@ def test_gpus_that_the_batch_does_not_fit_are_named() -> None:
 def test_programs_that_train_no_decoder_alone_are_told_apart(program: str) -> None:
     with pytest.raises(InputError, match=re.escape(f"starts {program}.py")):
         imported(f"torchrun {program}.py {BASE}")
+
+
+def test_layers_that_do_not_divide_into_stages_are_refused() -> None:
+    """As Megatron-LM does; DeepSpeed's pipeline may have stages of different sizes."""
+    flags = "--pipeline-model-parallel-size 4 --num-layers 6"
+    with pytest.raises(InputError, match="6 do not divide into 4 stages"):
+        imported(f"{TORCHRUN} {BASE} {flags}")
+    assert mapping(f"{TORCHRUN} {BASE} {flags} --deepspeed --zero-stage 1")["layout"]["pp"] == 4
+    uneven = mapping(f"{TORCHRUN} {BASE} {flags} --decoder-first-pipeline-num-layers 3")
+    assert uneven["layout"]["pp"] == 4

@@ -54,6 +54,18 @@ def test_a_submitted_script_has_exports_of_sourced_files_and_its_own_header(tmp_
     assert (read["layout"]["tp"], read["layout"]["pp"], read["model"]["mlp"]) == (2, 4, "gelu")
 
 
+def test_a_script_that_submits_itself_runs_in_a_job(tmp_path: Path) -> None:
+    script = 'if [ -z "$SLURM_JOB_ID" ]; then\n    sbatch --nodes=2 --ntasks-per-node=8 job.sh\n    exit\nfi\n'
+    script += f"srun python pretrain_gpt.py {BASE}\n"
+    (tmp_path / "job.sh").write_text(script)
+    assert imported(script, tmp_path).mapping["cluster"]["gpus"] == 16
+    header = "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=4\n"
+    assert (
+        imported(header + script.replace("--nodes=2 --ntasks-per-node=8 ", ""), tmp_path).mapping["cluster"]["gpus"]
+        == 8
+    )
+
+
 def test_a_variable_of_one_command_is_exported_for_it_alone(tmp_path: Path) -> None:
     (tmp_path / "inner.sh").write_text(f"{RUN} --tensor-model-parallel-size ${{TP:-1}}\n")
     assert imported("TP=4 bash inner.sh", tmp_path).mapping["layout"]["tp"] == 4

@@ -8,6 +8,8 @@ from typing import Final
 _SBATCH: Final = re.compile(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", re.MULTILINE)
 _PBS: Final = re.compile(r"^#PBS[ \t]+(.*?)$", re.MULTILINE)
 _SHORT_OPTIONS: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
+_JOB_ID: Final = "1"
+"""Stands for whichever number a job gets; scripts ask whether they run in one, and submit themselves if not."""
 _FLAG: Final = re.compile(r"--?[A-Za-z]")
 
 Options = Mapping[str, str]
@@ -47,6 +49,7 @@ def batch_environment(header: Options) -> dict[str, str]:
         "SLURM_NTASKS": tasks,
         "SLURM_NPROCS": tasks,
         "SLURM_CPUS_PER_TASK": header.get("cpus-per-task", ""),
+        "SLURM_JOB_ID": _JOB_ID if header else "",
     }
     return {name: value for name, value in variables.items() if value.isdecimal()}
 

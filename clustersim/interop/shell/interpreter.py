@@ -35,6 +35,8 @@ _MAX_SECONDS: Final = 5.0
 """Time to evaluate a script; launch scripts take a tenth of a second."""
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
+_MAX_EARLY_ENDS: Final = 200
+"""Ends of loops and functions under conditions that are not known, in a whole script."""
 NO_VARIABLES: Final[Mapping[str, str]] = {}
 _BATCH: Final = "sbatch"
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
@@ -176,6 +178,7 @@ class _Interpreter:
         self._line_offset: int | None = None
         self._frames: list[_Frame] = []
         self._loops: list[_LoopFrame] = []
+        self._early_ends = 0
         self._launcher: tuple[str, ...] = ()
         self._sink: list[str] | None = None
         self._stdin: str | None = None
@@ -400,6 +403,12 @@ class _Interpreter:
 
     def _early_end(self, assumed_before: Mapping[int, int]) -> _EarlyEnd:
         """The present state, where what is assumed now but was not before holds."""
+        self._early_ends += 1
+        if self._early_ends > _MAX_EARLY_ENDS:
+            raise InputError(
+                f"{self._source}: line {self._expander.line}: loops and functions may end in more than "
+                f"{_MAX_EARLY_ENDS} places, as their conditions are not known; give its variables with --define"
+            )
         assumed = self._unknowns.assumed
         guards = [
             (decision, assumed[decision.number])
@@ -981,7 +990,7 @@ class _Interpreter:
         return status
 
     def _function_body(self, node: Node) -> tuple[Truth, bool]:
-        """The status of a function's body, and whether its end is reached beside its early returns."""
+        """The status of a function's body, and whether its end is reached in addition to early returns."""
         try:
             return self._statement(node.children_by_field_name("body")[0]), True
         except _Returned:

@@ -106,8 +106,7 @@ def _batch_options(launcher: Sequence[str]) -> dict[str, str]:
     """The options of the innermost batch script that another one submits."""
     names = [posixpath.basename(word) for word in launcher]
     start = len(names) - names[::-1].index("sbatch") if "sbatch" in names else len(names)
-    words = takewhile(lambda word: word.startswith("--"), launcher[start:])
-    return dict(options_of([*words]))
+    return dict(options_of([*takewhile(lambda word: word.startswith("--"), launcher[start:])]))
 
 
 def _srun_options(shell_words: Sequence[str]) -> dict[str, str]:

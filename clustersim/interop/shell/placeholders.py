@@ -7,6 +7,7 @@ value that is not known.
 import re
 from typing import Final
 
+from clustersim.interop.shell.syntax import MAX_SCRIPT
 from clustersim.interop.shell.unknowns import Unknowns
 
 _PLACEHOLDER: Final = re.compile(
@@ -16,9 +17,9 @@ _PLACEHOLDER: Final = re.compile(
 
 
 def with_placeholders_as_holes(text: str, unknowns: Unknowns) -> str:
-    """The text with a hole for each placeholder."""
+    """The text with a hole for each placeholder; one that is too long for a script is refused later."""
 
     def hole(match: re.Match[str]) -> str:
         return match[1] + unknowns.unknown(match[2], text.count("\n", 0, match.start()) + 1)
 
-    return _PLACEHOLDER.sub(hole, text) if "<" in text else text
+    return _PLACEHOLDER.sub(hole, text) if "<" in text and len(text) <= MAX_SCRIPT else text
