@@ -176,7 +176,7 @@ def test_the_parameters_of_a_small_moe_model_by_hand(tmp_path: Path) -> None:
     [
         ({"model_type": "bamba", "mamba_d_state": 16}, "mamba_d_state is 16: a state-space layer"),
         ({**QWEN3, "model_type": "olmo_hybrid", "linear_num_key_heads": 16}, "16: a layer with linear attention"),
-        ({**V3, "model_type": "deepseek_v32", "index_topk": 2048}, "index_topk is 2048: sparse attention"),
+        ({**V3, "index_topk": 2048}, "index_topk is 2048: sparse attention"),
         ({**V3, "num_experts_per_tok": 300}, "num_experts_per_tok 300 is above n_routed_experts 256; at most 256"),
         ({**V3, "n_group": 7}, "n_group 7 does not divide n_routed_experts 256"),
         ({**V3, "scoring_func": "tanh"}, "scoring_func 'tanh' is not modelled; softmax and sigmoid are"),
