@@ -188,7 +188,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> No
         ({}, "has no model_type; families that are read: llama, mistral"),
         ({"model_type": 7}, "has no model_type"),
         ({**LLAMA3_8B, "model_type": "lama"}, r"model_type 'lama' is not known; did you mean llama\?$"),
-        ({**LLAMA3_8B, "model_type": "bert"}, "model_type 'bert' is not known; choose one of baichuan"),
+        ({**LLAMA3_8B, "model_type": "unheard"}, "model_type .unheard. is not known; choose one of "),
         (
             {**LLAMA3_8B, "num_local_experts": 8},
             "num_local_experts is 8, but MoE models are not read of .*llama",

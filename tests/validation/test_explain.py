@@ -188,7 +188,7 @@ def test_a_slower_step_is_explained_only_by_slowing_causes() -> None:
 
 
 def test_causes_are_sorted_by_one_score() -> None:
-    """Steps of plausibility, of the size of a change and of the distance from the gap add up; the lowest comes first."""
+    """Steps of plausibility, of the size of a change and of the distance from the gap add up; the lowest is first."""
     explanation = explain_gap(scenario(), 1.3 * step_time())
 
     def score(cause: CandidateCause) -> int:
