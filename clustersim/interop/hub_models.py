@@ -29,9 +29,9 @@ def hub_model(name: str, source: str, context: ImportContext) -> HubModel:
     """The model of a name: a folder with its config.json, or a preset; raises InputError that says what to pass."""
     if any(key == "model" or key.startswith("model.") for key in context.overridden):
         return HubModel(None)
-    beside = _config_beside(name, context.directory)
-    if beside is not None:
-        return HubModel({"path": str(beside)})
+    path = _config_next_to(name, context.directory)
+    if path is not None:
+        return HubModel({"path": str(path)})
     preset = find_preset(name, "names")
     if preset is not None:
         return HubModel(preset)
@@ -41,13 +41,13 @@ def hub_model(name: str, source: str, context: ImportContext) -> HubModel:
     raise InputError(f"{source}: {_unknown_model(name)}")
 
 
-def find_preset(name: str, part: str) -> str | None:
-    """The preset of a hub's name; None without one. part: of the table, names or text_models."""
+def find_preset(name: str, section: str) -> str | None:
+    """The preset of a hub's name; None without one. section: of the table, names or text_models."""
     table = _table()
     wanted = _last_part(name).casefold()
-    words = "|".join(table["ignored_words"].split())
-    core = re.sub(rf"([-_](?:{words}|\d{{4}}|rope-\d+k))+$", "", wanted)
-    for form, preset in table[part].items():
+    ignored = "|".join(table["ignored_words"].split())
+    core = re.sub(rf"([-_](?:{ignored}|\d{{4}}|rope-\d+k))+$", "", wanted)
+    for form, preset in table[section].items():
         match = re.fullmatch(form, core) or re.fullmatch(form, wanted)
         if match is not None:
             return _filled(preset, match)
@@ -60,7 +60,7 @@ def _last_part(name: str) -> str:
     return cached[1] if cached else name[:_MAX_NAME].rstrip("/").rpartition("/")[2]
 
 
-def _config_beside(name: str, directory: Path | None) -> Path | None:
+def _config_next_to(name: str, directory: Path | None) -> Path | None:
     """The config.json of a folder that a file names: relative to its own folder, or by the name's last part there."""
     if directory is None or "\0" in name:
         return None

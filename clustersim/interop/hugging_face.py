@@ -268,17 +268,17 @@ def _optimizer(settings: _Settings, *, has_adapters: bool) -> str:
     name = str(settings.get("optimizer", "optim") or "adamw_torch")
     if settings.flag("use_muon"):
         return "muon"
-    found = next((optimizer for optimizer, form in _OPTIMIZERS.items() if form.match(name)), None)
-    if found is None and has_adapters and _ADAM_OF_FEW_BITS.match(name):
+    optimizer = next((optimizer_name for optimizer_name, form in _OPTIMIZERS.items() if form.match(name)), None)
+    if optimizer is None and has_adapters and _ADAM_OF_FEW_BITS.match(name):
         settings.remarks.append(f"states of the adapters are FP32, where {name} keeps fewer bits: they are small")
         return "adam"
-    if found is None:
+    if optimizer is None:
         raise settings.error(
             "optimizer", f"{name!r} is not modelled; adamw_torch_fused, adamw_8bit, lion, adafactor, sgd and muon are"
         )
     if name.startswith("paged_"):
         settings.remarks.append(f"{name}: its states stay on the GPU, as they do where they fit")
-    return found
+    return optimizer
 
 
 def _lora(settings: _Settings) -> dict[str, Any] | None:

@@ -42,7 +42,7 @@ FULL_SHARE_TOLERANCE: Final = (
 _EXPECTED_SHARES: Final = (0.5, 2.0)  # fractions of the gap: outside, a change is another than what was found
 VISIBLE_SHARE: Final = 0.02  # fraction of the gap
 MAX_IDLE_SHARE: Final = 0.95  # fraction of the measured time: what waits for longer is another job
-FULL_MEMORY: Final = 0.9  # fraction of a GPU's memory: from here on the allocator runs out of cached blocks
+FULL_MEMORY: Final = 0.95  # fraction of a GPU's memory: from here on the allocator runs out of cached blocks
 _EFFORT_STEPS: Final = (1.25, 2.0, 4.0)  # ratios: beyond each, a continuous change is one step less plausible
 _DISTANCE_STEPS: Final = (0.25, 0.5, 0.625, 0.75, 0.875, 1.0)  # of the gap: beyond each, a cause is one step farther
 

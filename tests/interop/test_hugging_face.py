@@ -116,8 +116,8 @@ def test_adapters() -> None:
     assert axolotl.mapping["training"]["lora"] == {"rank": 32, "targets": "all", "base": "nf4"}
     named = _import({**FACTORY, "finetuning_type": "lora", "lora_target": "q_proj, v_proj"}).mapping
     assert named["training"]["lora"]["targets"] == ["q_proj", "v_proj"]
-    few_bits = _import({**AXOLOTL, "adapter": "lora", "optimizer": "adamw_bnb_8bit"})
-    assert any("adamw_bnb_8bit" in remark for remark in few_bits.assumptions)
+    few_bits = _import({**AXOLOTL, "adapter": "lora", "optimizer": "lion_8bit"})
+    assert any("lion_8bit" in remark for remark in few_bits.assumptions)
 
 
 def test_llama_factory_recomputes_unless_told_not_to() -> None:

@@ -64,7 +64,7 @@ def test_target_groups_depend_on_the_model(mapping: dict[str, Any]) -> None:
         ("{rank: 8, targets: [q_prj]}", "training.lora.targets: 'q_prj' is unknown; did you mean q_proj"),
         ("{rank: 8, targets: []}", "training.lora.targets: is empty; write some of all, attention, mlp, q, k"),
         ("{rank: 8, targets: [linear_qkv, q]}", "linear_qkv and q are both adapters of q; keep one of them"),
-        ("{rank: 8, base: int8}", "training.lora.base: 'int8' is unknown; choose one of nf4, none"),
+        ("{rank: 8, base: int4}", "training.lora.base: 'int4' is unknown; did you mean int8?"),
         ("{rank: 8, ranks: 9}", "training.lora.ranks: unknown key; did you mean rank"),
         # keys are 8 x 128 = 1,024 wide
         ("{rank: 1028, targets: [k]}", "training.lora.rank: 1028 is more than the 1024 inputs or outputs"),

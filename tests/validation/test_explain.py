@@ -6,6 +6,7 @@ by the causes' own code. Small scenarios, in which each cause matters.
 
 import math
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from clustersim.cost.record_file import write_record
 from clustersim.model.attention import causal_factor
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
-from clustersim.scenario.changes.scenario_change import Plausibility
+from clustersim.scenario.changes.links import pcie_link_kinds, with_link_bandwidth
 from clustersim.validation.explain import CandidateCause, explain_gap, parse_step_time
 
 CONFIG: dict[str, Any] = {
@@ -182,21 +183,80 @@ def test_a_slower_step_is_explained_only_by_slowing_causes() -> None:
     assert names == {
         *("matmuls", "memory_bound_kernels", "cpu_bound_launch"),
         *("fused_kernels", "flash_attention", "newest_flash_attention", "recompute", "idle"),
+        *("more_accumulation", "no_autocast"),
     }
 
 
-def test_causes_are_sorted_by_plausibility_and_distance() -> None:
-    """Those that explain the gap first: what is found often, and what is a small change; then by steps of distance."""
+def test_causes_are_sorted_by_one_score() -> None:
+    """Steps of plausibility, of the size of a change and of the distance from the gap add up; the lowest is first."""
     explanation = explain_gap(scenario(), 1.3 * step_time())
-    explaining = [cause for cause in explanation.causes if cause.explains]
-    others = explanation.causes[len(explaining) :]
-    assert explaining
-    assert not any(cause.explains for cause in others)
-    beyond = [sum(abs(cause.gap_share - 1.0) > limit for limit in (0.25, 0.5, 1.0)) for cause in others]
-    assert beyond == sorted(beyond)
-    same = [cause for cause in explaining if cause.plausibility is Plausibility.POSSIBLE and cause.effort > 0]
-    steps = [sum(math.exp(cause.effort) > limit for limit in (1.25, 2.0, 4.0)) for cause in same]
-    assert steps == sorted(steps)
+
+    def score(cause: CandidateCause) -> int:
+        distance = 0.0 if cause.explains else abs(cause.gap_share - 1.0)
+        size_steps = sum(math.exp(cause.effort) > limit for limit in (1.25, 2.0, 4.0))
+        distance_steps = sum(distance > limit for limit in (0.25, 0.5, 0.625, 0.75, 0.875, 1.0))
+        return cause.plausibility.value + size_steps + distance_steps
+
+    scores = [score(cause) for cause in explanation.causes]
+    assert scores == sorted(scores)
+    assert len(set(scores)) > 2
+    for first, second in pairwise(explanation.causes):
+        assert score(first) < score(second) or first.explains or not second.explains
+
+
+def test_a_frequent_cause_of_most_of_the_gap_comes_before_any_slow_kernels() -> None:
+    """PCIe shared by 4 GPUs, and 10 % that is something else: no size of it matches, but it is the likeliest."""
+    measured = 1.1 * step_time("cluster.node.nvlink.bandwidth=15.75 GB/s")
+    causes = explain_gap(scenario(), measured).causes
+    names = [cause.name for cause in causes]
+    assert names.index("no_nvlink") < min(names.index("matmuls"), names.index("memory_bound_kernels"))
+
+
+def test_a_gap_between_two_sizes_of_a_link_is_explained() -> None:
+    sizes = [step_time(f"cluster.node.nvlink.bandwidth={63 / sharing} GB/s") for sharing in (2, 4)]
+    cause = explain_by(scenario(), sum(sizes) / 2, "no_nvlink")
+    assert cause.explains
+    assert abs(cause.gap_share - 1.0) > 0.02
+
+
+@pytest.mark.parametrize(("factor", "effort"), [(5, 0.0), (16, math.log(2))])
+def test_more_accumulation_is_recovered(factor: int, effort: float) -> None:
+    """A default of 5, which nobody counted (karpathy/nanoGPT, issue 110); beyond 8 it is less often found."""
+    cause = recover_cause("more_accumulation", f"training.global_batch={factor * CONFIG['training']['global_batch']}")
+    assert cause.gap_share == pytest.approx(1.0)
+    assert f"{factor} times" in cause.description
+    assert cause.effort == pytest.approx(effort)
+
+
+def test_matmuls_in_fp32_are_recovered() -> None:
+    assert recover_cause("no_autocast", "training.precision.compute=fp32").gap_share == pytest.approx(1.0)
+
+
+def test_layers_that_are_not_compiled_are_recovered() -> None:
+    compiled = Scenario.from_mapping({**CONFIG, "framework": {"name": "pytorch", "torch_compile": True}})
+    eager = Scenario.from_mapping({**CONFIG, "framework": "pytorch"})
+    cause = explain_by(compiled, simulate(eager).step_time, "not_compiled")
+    assert cause.gap_share == pytest.approx(1.0)
+
+
+def test_no_peer_access_is_a_cause_without_nvlink_alone() -> None:
+    cards = {**CONFIG, "cluster": {"name": "pcie-node", "gpus": 8}, "layout": {"dp": 8}}
+    plan = Scenario.from_mapping(cards)
+    slow = with_link_bandwidth(plan, pcie_link_kinds(plan), 0.25)
+    cause = explain_by(plan, simulate(slow).step_time, "no_peer_access")
+    assert cause.gap_share == pytest.approx(1.0)
+    assert "4 GPUs" in cause.description
+    assert "no_peer_access" not in {one.name for one in explain_gap(scenario(), 1.5 * step_time()).causes}
+
+
+def test_a_full_memory_makes_the_allocator_a_cause() -> None:
+    result = simulate(scenario())
+    memory = result.peak_memory / 0.97
+    full = scenario(f"cluster.accelerator={{like: h100-sxm-80gb, memory: {memory:.0f} B}}")
+    seconds = 1.5 * simulate(full).step_time
+    causes = explain_gap(full, seconds, continuous=(), discrete=()).causes
+    assert [cause.name for cause in causes] == ["allocator", "idle"]
+    assert "97%" in causes[0].description
 
 
 def test_sockets_over_one_port_are_recovered_with_the_port_s_rate() -> None:
@@ -258,8 +318,8 @@ def test_free_choice_of_experts_makes_a_step_longer() -> None:
     assert "natural_routing" not in {one.name for one in dense.causes}
 
 
-@pytest.mark.parametrize(("times", "is_cause"), [(1.2, True), (1.9, True), (2.1, False), (0.9, False)])
-def test_time_outside_the_step_is_a_cause_up_to_half_of_it(times: float, is_cause: bool) -> None:
+@pytest.mark.parametrize(("times", "is_cause"), [(1.2, True), (15.0, True), (25.0, False), (0.9, False)])
+def test_time_outside_the_step_is_a_cause_up_to_95_percent_of_it(times: float, is_cause: bool) -> None:
     causes = explain_gap(scenario(), times * step_time(), continuous=(), discrete=()).causes
     assert [cause.name for cause in causes] == ["idle"] * is_cause
     assert all(cause.strength == pytest.approx((times - 1) * step_time()) for cause in causes)
