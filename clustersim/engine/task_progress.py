@@ -1,7 +1,7 @@
 """How far is a simulation? Whoever wants to know asks, so the engine does nothing for it.
 
-The answer is the tasks that are done of those of all simulated ranks. It may be asked from another thread: counting reads
-what the engine writes.
+The answer is the tasks that are done of those of all simulated ranks. It may be asked from another thread: counting
+reads what the engine writes.
 """
 
 from collections.abc import Callable, Sequence
