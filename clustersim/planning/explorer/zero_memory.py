@@ -63,7 +63,8 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     another (None: all of them); waiting: [groups] bytes of those per parameter; gathered: [groups] bytes per
     gathered parameter; reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its
     gradient exceeds the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one
-    unit, from the first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
+    unit, from the first such reduction on; created: [groups] bytes of the gradients that a step's only backward
+    creates;
     dropped: whether gathered layers are resharded between
     forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
     parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
