@@ -1,9 +1,9 @@
 """What in this package did others make? The build puts a software bill of materials into the wheel.
 
-It lists plotly.js, which pages draw with and which is in the wheel, and the Python packages that clustersim runs with, in
-the versions that it was tested with (`requirements/run.txt`, which has their hashes). It has neither a time nor a random
-number, so that equal sources make equal wheels. References: CycloneDX 1.6 (ECMA-424); PEP 770, which says where wheels
-have such files.
+It lists plotly.js, which pages draw with and which is in the wheel, and the Python packages that clustersim runs with,
+in the versions that it was tested with (`requirements/run.txt`, which has their hashes). It has neither a time nor a
+random number, so that equal sources make equal wheels. References: CycloneDX 1.6 (ECMA-424); PEP 770, which says where
+wheels have such files.
 """
 
 import hashlib

@@ -77,7 +77,10 @@ def compute_breakdown(
     trace, (begin, end) = table.trace, window
     compute_events = build_compute_events(trace, table)
     seconds = idle_seconds(trace, table.program, table, compute_events, window)
-    events = np.flatnonzero((trace.start <= end) & (trace.end >= begin))
+    is_counted = table.segment_index >= 0
+    is_counted &= trace.start <= end
+    is_counted &= trace.end >= begin
+    events = np.flatnonzero(is_counted)
     runs = sum_segment_runs(table, events, np.clip(trace.end[events], *window) - np.clip(trace.start[events], *window))
     np.add.at(seconds, runs.rank_class, segment_category_seconds(table, runs, segment_timing))
     _add_collectives(seconds, trace, table, compute_events, window)

@@ -42,6 +42,11 @@ def jitter_16k() -> Mapping:
     return {**example_scenario(), "degradations": {"jitter": "1%"}, "cost": {"network": "uncontended"}}
 
 
+def jitter_steps_16k(steps: int) -> Mapping:
+    """Consecutive steps of it, with a stage on each pipeline rank: a fifth of the tasks of a step."""
+    return {**jitter_16k(), "schedule": "1f1b", "steps": steps}
+
+
 def slow_rank_175b() -> Mapping:
     """The GPT-3 175B example on 1,024 A100 with one GPU at 90 % of its speed; links are shared."""
     path = EXAMPLE.with_name("gpt3_175b_1k.yaml")

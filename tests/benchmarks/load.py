@@ -1,8 +1,9 @@
 """What do the largest loads take? `python -m tests.benchmarks.load [--json FILE|-] [--only NAME ...]`.
 
 Each case is one command in a process of its own, as a user types it: wall seconds, CPU seconds of all its processes and
-memory of the largest of them, with the interpreter, the imports and reading the files. Its targets are half of what it
-took when loads were first measured (27 November 2026). Steps that are jittered say how far they are apart.
+memory of the largest of them, with the interpreter, the imports and reading the files. Its targets are half of what a
+load of its kind took when loads were first measured (27 November 2026). Steps that are jittered say how far they are
+apart.
 """
 
 import json
@@ -49,18 +50,14 @@ class LoadMeasurement:
     step_spread: float | None = None
 
 
-def _run_json(steps: int) -> Load:
-    first = {"peak_bytes": 7.2} if steps == 10 else {"seconds": 193.0}
-    return Load(lambda: {**cases.jitter_16k(), "steps": steps}, ("run", "{plan}", "--json", "{folder}/run.json"), first)
-
-
+_RUN: Final = ("run", "{plan}", "--json", "{folder}/run.json")
 _EXPLORE: Final = ("explore", "{plan}", "--html", "{folder}/page.html")
 _GOODPUT: Final = ("goodput", "{plan}", "--runs")
 LOADS: Final[dict[str, Load]] = {
     "gpus_1m": Load(cases.folded_1m, ("run", "{plan}"), {"peak_bytes": 9.3}),
     "experts_200_layers": Load(cases.uneven_experts_200_layers, ("run", "{plan}"), {"cpu_seconds": 69.0}),
-    "jitter_10_steps": _run_json(10),
-    "jitter_20_steps": _run_json(20),
+    "jitter_10_steps": Load(lambda: cases.jitter_steps_16k(10), _RUN, {"peak_bytes": 7.2}),
+    "jitter_20_steps": Load(lambda: cases.jitter_steps_16k(20), _RUN, {"seconds": 193.0}),
     "explore_131k": Load(cases.folded_131k, _EXPLORE, {"seconds": 44.0, "peak_bytes": 3.3}),
     "goodput_year": Load(cases.goodput_16k, (*_GOODPUT, "1000"), {"seconds": 181.0}, days=365.0),
     "goodput_54_days": Load(cases.goodput_16k, (*_GOODPUT, "10000"), {"seconds": 63.0}, days=54.0),
@@ -89,7 +86,8 @@ def _run_command(arguments: Sequence[str]) -> tuple[float, float, float]:
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr is not None
-    errors = process.stderr.read()
+    with process.stderr as stream:
+        errors = stream.read()
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 3):  # 3: it does not fit in memory

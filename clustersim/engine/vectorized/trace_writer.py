@@ -42,6 +42,11 @@ class BatchEvents:
         self.start[task_id], self.end[task_id] = span.start, span.end
         self.predecessor[task_id] = span.predecessor
 
+    def own_columns(self, columns: IntArray) -> IntArray:
+        """The batch's part of columns over all events: [columns, tasks, ranks], a view."""
+        end = self.first_event + self.queued.size
+        return columns[:, self.first_event : end].reshape(len(columns), *self.queued.shape)
+
     def event_indices(self, task_id: int) -> IntArray:
         """Trace events of a task: [ranks]."""
         begin = self.first_event + task_id * len(self.ranks)
@@ -78,18 +83,17 @@ class TraceWriter:
 
     def build_trace(self, program: Program, representative: IntArray) -> Trace:
         """The trace of all batches."""
-        tasks = [np.repeat(np.arange(len(batch.queued)), len(batch.ranks)) for batch in self.batches]
-        ranks = [np.tile(batch.ranks, len(batch.queued)) for batch in self.batches]
-        streams = [
-            np.repeat(np.array(program.programs[int(program.program_index[batch.ranks[0]])].streams), len(batch.ranks))
-            for batch in self.batches
-        ]
+        rank, task, stream = columns = np.empty((3, self.times.shape[1]), dtype=np.int64)
+        for batch in self.batches:
+            batch_rank, batch_task, batch_stream = batch.own_columns(columns)
+            batch_rank[:], batch_task[:] = batch.ranks, np.arange(len(batch.queued))[:, None]
+            batch_stream[:] = np.array(program.programs[int(program.program_index[batch.ranks[0]])].streams)[:, None]
         queued, ready, start, end, waited, slowed = self.times
         predecessor, blocking = self.event_links
         return Trace(
-            rank=_concatenate(ranks),
-            task=_concatenate(tasks),
-            stream=_concatenate(streams),
+            rank=rank,
+            task=task,
+            stream=stream,
             critical_predecessor=predecessor,
             blocking_event=blocking,
             queued=queued,
@@ -105,7 +109,3 @@ class TraceWriter:
 
 def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IntArray) -> BatchEvents:
     return BatchEvents(first_event, ranks, *times, *event_links)
-
-
-def _concatenate(arrays: list[IntArray]) -> IntArray:
-    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays]).astype(np.int64, copy=False)

@@ -101,8 +101,8 @@ def test_workers_with_other_versions_are_refused_by_name() -> None:
     executors.require_equal_versions({"tcp://a:1": here, "tcp://b:2": dict(here)}, "dask://host:1")
     older = {**here, "numpy": "1.26.4", "Python": "3.12"}
     sentence = (
-        f"executor: worker tcp://b:2 of dask://host:1 has Python 3.12 instead of {here['Python']}, numpy 1.26.4 "
-        f"instead of {here['numpy']}; install the same there"
+        f"executor: worker tcp://b:2 of dask://host:1 has Python 3.12 instead of {here['Python']}, "
+        f"numpy 1.26.4 instead of {here['numpy']}; install the same there"
     )
     with pytest.raises(InputError, match=re.escape(sentence)):
         executors.require_equal_versions({"tcp://a:1": here, "tcp://b:2": older}, "dask://host:1")
