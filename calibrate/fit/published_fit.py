@@ -133,8 +133,8 @@ def fit_published() -> AcceleratorFits:
         derived, evaluated = _fit_derived(*_derive_from_sibling(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         evaluations.extend(evaluated)
-    siblings = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS}
-    return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), siblings, evaluations))
+    derived_from = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS}
+    return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), derived_from, evaluations))
 
 
 def _fit_target(
