@@ -29,12 +29,12 @@ GROUPED_GEMM_SOURCES: Final = {
 
 def fit_grouped_constants(
     efficiencies: Mapping[str, KernelEfficiency],
-    siblings: Mapping[str, str],
+    derived_from: Mapping[str, str],
     evaluations: Sequence[KernelFitEvaluation],
 ) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
     """Fit the grouped matmuls of accelerators that have samples; the others' rates are scaled from them.
 
-    The ratio to the rate of other matmuls is kept. siblings: whose constants an accelerator takes, by its name.
+    The ratio to the rate of other matmuls is kept. derived_from: whose constants an accelerator takes, by its name.
     """
     fitted: dict[str, GroupedGemmEfficiency] = {}
     all_evaluations, call_seconds = list(evaluations), None
@@ -45,7 +45,7 @@ def fit_grouped_constants(
         fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
         all_evaluations.extend(evaluated)
         call_seconds = fitted[name].host_launch
-    sibling_by_accelerator = {**siblings, **GROUPED_GEMM_SOURCES}
+    sibling_by_accelerator = {**derived_from, **GROUPED_GEMM_SOURCES}
     derived = dict(efficiencies)
     for name, efficiency in efficiencies.items():
         ancestor: str | None = name

@@ -133,8 +133,8 @@ def fit_published() -> AcceleratorFits:
         derived, evaluated = _fit_derived(*_derive_from_sibling(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         evaluations.extend(evaluated)
-    siblings = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS}
-    return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), siblings, evaluations))
+    derived_from = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS}
+    return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), derived_from, evaluations))
 
 
 def _fit_target(
@@ -289,13 +289,13 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     """Mean measured bandwidth over the datasheet's; a sibling's fraction if none is measured.
 
-    Where operators of a step alone are, it is what they reach over the sibling's ratio of them.
+    Where operators of a step alone are measured that have a ratio, it is what they reach over the sibling's ratio.
     """
     measured, peak = measured_bandwidths(name), load_accelerator(name).memory_bandwidth
     if sibling is not None and not measured:
         return sibling.memory_bandwidth_fraction
     share = float(np.mean(list(measured.values()))) / peak
-    if sibling is not None and measured.keys() == {TRAINING_OPERATORS}:
+    if sibling is not None and name in OPERATOR_BOARDS and measured.keys() == {TRAINING_OPERATORS}:
         share /= sibling.operator_bandwidth_ratio
     return round(share, SHARE_DIGITS)
 

@@ -87,10 +87,10 @@ class OperandCasts:
     weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
     needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
     quantized operands; scales_gradients: both gradients of a linear layer are multiplied by their scales in kernels
-    of their own, behind matmuls without scales; saves_quantized_inputs: inputs are saved quantized although they are
-    cast again in backward, as a compiler decides which of the two it keeps; eager: casts run operation by
-    operation, so that projections which the model counts as one matrix cast the same input each, and a checkpoint
-    casts again what its saved matmuls read.
+    of their own, behind matmuls without scales; saves_quantized_inputs: without recomputation inputs are saved
+    quantized although they are cast again in backward, as a compiler decides which of the two it keeps; eager:
+    casts run operation by operation, so that projections which the model counts as one matrix cast the same input
+    each, and a checkpoint casts again what its saved matmuls read.
     """
 
     input: OperandCast
@@ -199,12 +199,16 @@ class PrecisionRecipe:
         weights = self.weight_formats
         return replace(weights, stored=self.stored or weights.stored, gathered=self.gathered or weights.gathered)
 
-    @property
-    def saved_input_format(self) -> DType:
-        """The format in which a linear layer saves its input."""
+    def saved_input_format(self, *, is_recomputed: bool) -> DType:
+        """The format in which a linear layer saves its input.
+
+        is_recomputed: backward recomputes activations, as the user says, not as a compiler finds smallest.
+        """
         casts = self.casts
-        keeps_input = casts is not None and casts.input_backward is not None and not casts.saves_quantized_inputs
-        return self.activations if keeps_input else self.matmul_formats.weight_gradient
+        if casts is not None and casts.input_backward is not None:
+            is_quantized = casts.saves_quantized_inputs and not is_recomputed
+            return self.matmul_formats.weight_gradient if is_quantized else self.activations
+        return self.matmul_formats.weight_gradient
 
     @property
     def casts_inputs(self) -> bool:

@@ -12,7 +12,7 @@ from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard, Operator, ParallelRegion
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
-from clustersim.model.training import FusedKernel, Training
+from clustersim.model.training import FusedKernel, NoRecompute, Training
 from clustersim.model.transformer import Norm, TransformerModel, norm_parameter_count
 from clustersim.model.weight_matrices import linear_matrices
 
@@ -37,7 +37,8 @@ class RankContext:
 
     def saved_input_bytes(self, elements: int) -> Bytes:
         """Bytes of a linear layer's input as saved for backward."""
-        return elements * self.training.recipe.saved_input_format.bytes
+        is_recomputed = not isinstance(self.training.recompute, NoRecompute)
+        return elements * self.training.recipe.saved_input_format(is_recomputed=is_recomputed).bytes
 
     def deferred_gradient_dtype(self, formats: MatmulFormats) -> DType:
         """Format in which a linear layer's output gradient is held until the (deferred) weight gradient."""

@@ -156,11 +156,13 @@ def test_what_is_extrapolated_is_said_and_widens_the_interval() -> None:
 
 
 def test_an_operator_that_runs_no_kernel_is_absent_at_other_sizes_too() -> None:
-    """PyTorch's first backward sets gradients; nothing accumulates them."""
-    record = profile_of("h200_llama2_7b_4_layers").record
+    """PyTorch's only backward sets gradients, to which this scenario says that it adds."""
+    zeroed = "training.overheads.zero_grad=true"
+    traces = read_traces(TRACES / "h200_llama2_7b_4_layers.json.gz")
+    record = record_from_profile(traces, llama(zeroed)).record
     absent = [sample for sample in record.kernels if sample.outcome is MeasurementOutcome.ABSENT]
     assert {sample.name.rpartition(".")[2] for sample in absent} == {"accumulate"}
-    scenario = llama("model.hidden=2048", "model.heads=16", "model.kv_heads=16")
+    scenario = llama(zeroed, "model.hidden=2048", "model.heads=16", "model.kv_heads=16")
     prepared = build_simulation(replace(scenario, cost=replace(scenario.cost, record=record)))
     kernels = prepared.cost.device_models.models[0].kernels
     (head,) = (
@@ -187,7 +189,8 @@ def test_the_command_says_how_far_both_agree(tmp_path: Path, capsys: pytest.Capt
     record = tmp_path / "record.json"
     memory = TRACES / "h200_llama2_7b_4_layers_memory.pickle.gz"
     trace = TRACES / "h200_llama2_7b_4_layers.json.gz"
-    assert run(trace, "--snapshot", memory, "--for", write_scenario(tmp_path), "-o", record) == 0
+    scenario = write_scenario(tmp_path, LLAMA | {"training": LLAMA["training"] | {"overheads": {"zero_grad": True}}})
+    assert run(trace, "--snapshot", memory, "--for", scenario, "-o", record) == 0
     printed = capsys.readouterr().out
     for text in ("2 steps of 1 rank", "of the busy time", "aten::cos", "head.logits.accumulate", "with it", "memory:"):
         assert text in printed

@@ -202,13 +202,14 @@ def test_a_recipe_with_bf16_matmuls_casts_nothing(name: str) -> None:
 
 
 def test_saved_inputs_depend_on_the_recipes_cast() -> None:
-    """Torchao saves BF16, Transformer Engine the copy that the weight gradient reads."""
-    rowwise, plain, fp8 = (
+    """Torchao saves BF16 if it is not compiled, Transformer Engine the copy that the weight gradient reads."""
+    rowwise, eager, plain, fp8 = (
         recipe_layer(load_recipe("fp8-rowwise")),
+        recipe_layer(load_recipe("fp8-rowwise").uncompiled()),
         recipe_layer(mixed_precision()),
         recipe_layer(load_recipe("fp8")),
     )
-    assert rowwise.saved_bytes == plain.saved_bytes
+    assert (rowwise.saved_bytes, eager.saved_bytes) == (fp8.saved_bytes, plain.saved_bytes)
     assert plain.saved_bytes - fp8.saved_bytes == T * (H + H + H + F)
 
 

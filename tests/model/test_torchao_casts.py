@@ -16,7 +16,7 @@ from clustersim.model.precision_recipe import OperandCast, PrecisionRecipe
 from clustersim.model.presets import load_preset
 from clustersim.model.quantization import LinearOperands, linear_casts, quantize_kernels
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.training import FullRecompute, Recompute, SelectiveOpRecompute, Training
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, Training
 from tests.uniform_models import uniform_layer
 
 MODEL = load_preset("llama-tiny")  # hidden 512, ffn 1408, 8 heads of 64
@@ -175,9 +175,12 @@ def test_torchtitan_saved_absolute_values_for_ten_weeks() -> None:
 
 @pytest.mark.parametrize("name", FP8_NAMES)
 def test_a_compiler_saves_inputs_quantized(name: str) -> None:
-    """Compiled, an input of T x H is saved in one byte an element, though it is cast again; in two where it is not."""
+    """Compiled, an input of T x H is saved in one byte an element, though it is cast again; in two where it is not.
+
+    So it is with recomputation: 8B models in FP8 and in bf16 peak at the same 51 GB (ttpr-llama8b-h100-compile-*).
+    """
     recipe = load_recipe(name)
-    recompute = FullRecompute()
-    compiled, eager = (operator_of(each, "mlp.up", recompute) for each in (recipe, recipe.uncompiled()))
-    assert (compiled.wgrad_input_bytes, eager.wgrad_input_bytes) == (T * H, 2 * T * H)
+    compiled, eager = (operator_of(each, "mlp.up", NoRecompute()) for each in (recipe, recipe.uncompiled()))
+    recomputed = operator_of(recipe, "mlp.up", FullRecompute())
+    assert [each.wgrad_input_bytes for each in (compiled, eager, recomputed)] == [T * H, 2 * T * H, 2 * T * H]
     assert KernelKind.CAST in kinds(compiled.weight_gradient)
