@@ -77,8 +77,8 @@ class BlockAttention(SoftmaxAttention):
     def earlier_blocks(self, sequence: int) -> float:
         """Blocks before its own that a query attends to, on average over a sequence."""
         blocks, rest = divmod(sequence, self.chunk_size)
-        whole = sum(min(self.topk - 1, index) for index in range(blocks)) * self.chunk_size
-        return (whole + rest * min(self.topk - 1, blocks)) / sequence
+        full_blocks = sum(min(self.topk - 1, index) for index in range(blocks)) * self.chunk_size
+        return (full_blocks + rest * min(self.topk - 1, blocks)) / sequence
 
     def own_keys(self, sequence: int) -> float:
         """Keys of its own block that a query attends to, on average over a sequence."""

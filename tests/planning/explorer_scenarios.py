@@ -78,7 +78,12 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
 }
 MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "wide": {  # layers whose MLPs differ
-        "model": {"preset": "llama-tiny", "heads": 6, "kv_heads": 2, "stack": [{"layers": 2, "ffn": 704}, {"layers": 6}]},
+        "model": {
+            "preset": "llama-tiny",
+            "heads": 6,
+            "kv_heads": 2,
+            "stack": [{"layers": 2, "ffn": 704}, {"layers": 6}],
+        },
         "cluster": {"name": "dgx-h100", "gpus": 16},
         "layout": {"tp": 2, "pp": 2, "cp": 2, "dp": 2, "data": "zero1", "sequence_parallel": True},
         "training": {"sequence": 1024, "global_batch": 32, "recompute": "selective"},

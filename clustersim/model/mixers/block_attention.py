@@ -83,10 +83,16 @@ def block_attention_operators(rank: RankContext, mixer: BlockAttention, *, after
     """The operators between the norm and the residual add."""
     local = _BlockRank(rank, mixer)
     before = operators_before_core(rank, mixer.attention, after_norm=after_norm)
-    own = attention_operators(_own_core(local), AttentionBackend.FLASH)
+    in_blocks = attention_operators(_own_core(local), AttentionBackend.FLASH)
     if local.earlier == 0:
-        return [*before, *own, *operators_after_core(rank, mixer.attention)]
-    core = (_arrange_operator(local), _gate_operator(local), *own, *_copies_operators(local), _merge_operator(local))
+        return [*before, *in_blocks, *operators_after_core(rank, mixer.attention)]
+    core = (
+        _arrange_operator(local),
+        _gate_operator(local),
+        *in_blocks,
+        *_copies_operators(local),
+        _merge_operator(local),
+    )
     return [
         *before,
         *assign_module(
@@ -105,9 +111,9 @@ def _own_core(local: _BlockRank) -> AttentionCore:
     """Causal attention within blocks, or within documents that are shorter."""
     shard, mixer = local.rank.shard, local.mixer
     longest = min(mixer.chunk_size, shard.keys)
-    own = PackedKeys(mixer.own_keys(shard.keys), float(longest), longest)
+    block_keys = PackedKeys(mixer.own_keys(shard.keys), float(longest), longest)
     packed = shard.packed_keys(None)
-    keys = own if packed is None or packed.mean > own.mean else packed
+    keys = block_keys if packed is None or packed.mean > block_keys.mean else packed
     sizes = shard.batch, shard.sequence, shard.keys, local.heads, local.heads, mixer.head_dim
     return _core(local, AttentionShape(*sizes, causal=True, packed=keys))
 
