@@ -6,9 +6,8 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from clustersim.model.attention_spec import FullAttention, LatentAttention
-from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.mixer import Mixer
-from clustersim.model.mixers.block_attention import block_attention_operators
+from clustersim.model.mixers.block_attention import BlockAttention, block_attention_operators
 from clustersim.model.mixers.deepseek_sparse_attention import deepseek_sparse_attention_operators
 from clustersim.model.mixers.full_attention import full_attention_operators
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
