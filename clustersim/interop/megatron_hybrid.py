@@ -131,8 +131,8 @@ def _delta_net_layers(parsed: MegatronArguments) -> dict[str, Any]:
     if variant in (None, _SPARSE_ATTENTION):
         return {}
     if variant not in _DELTA_NETS:
-        known = f"{_DELTA_NETS[0]} and {_SPARSE_ATTENTION}"
-        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {known} are")
+        modelled = f"{_DELTA_NETS[0]} and {_SPARSE_ATTENTION}"
+        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {modelled} are")
     frequency = parsed.text("linear-attention-freq") or ""
     if not re.fullmatch(r"[1-9]\d*", frequency) or frequency == "1":
         raise parsed.error("linear-attention-freq", f"{frequency!r} is no number of layers from 2; write model.stack")

@@ -80,11 +80,11 @@ class DeepseekSparseAttention(SelectedKeysAttention):
     def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
         """Attention to selected keys; the indexer's scores of all keys, and their gradients at the selected ones."""
         key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
-        every, selected = key_count(sequence, None), key_count(sequence, self.index_topk)
+        scored, selected = key_count(sequence, None), key_count(sequence, self.index_topk)
         if self.warms_up:
-            return self.latent.mixing_flops(sequence, convention) / 3 + self.index_width * 6.0 * every
+            return self.latent.mixing_flops(sequence, convention) / 3 + self.index_width * 6.0 * scored
         attention = 6.0 * self.heads * (self.head_dim + self.v_head_dim) * selected
-        return attention + self.index_width * (2.0 * every + 4.0 * selected)
+        return attention + self.index_width * (2.0 * scored + 4.0 * selected)
 
     def with_changes(self, changes: Mapping[str, Any]) -> "DeepseekSparseAttention":
         """The attention with another number of heads; raise InputError for dimensions that only full attention has."""

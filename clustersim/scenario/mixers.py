@@ -14,9 +14,9 @@ from typing import Final, NamedTuple
 
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention, LatentAttention
-from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, layer_specs, stack_layers
 from clustersim.model.mixer import Mixer
+from clustersim.model.mixers.block_attention import BlockAttention
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
 from clustersim.model.mixers.lightning_attention import LightningAttention

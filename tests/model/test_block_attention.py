@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clustersim.model.attention_spec import FullAttention
-from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
 from clustersim.model.layers import LayerOperators, transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention, Mixer
+from clustersim.model.mixers.block_attention import BlockAttention
 from clustersim.model.operators import LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training

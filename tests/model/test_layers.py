@@ -76,9 +76,12 @@ PRESETS_BY_KIND = list({_model_kind(load_preset(name)): name for name in TOKEN_P
 ATTENTION_BY_KIND = [
     name
     for name in PRESETS_BY_KIND
-    if all(isinstance(mixer, SoftmaxAttention) for mixer in load_preset(name).distinct_mixers)
+    if all(
+        isinstance(mixer, SoftmaxAttention) and not mixer.saves_by_selection
+        for mixer in load_preset(name).distinct_mixers
+    )
 ]
-"""Those without linear mixers, whose kernels do not compute what the convention counts."""
+"""Those without linear mixers and selected keys, whose kernels do not compute what the convention counts."""
 
 
 def _kernels(operator: Operator) -> tuple[Kernel, ...]:

@@ -78,7 +78,12 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
 }
 MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "wide": {  # layers whose MLPs differ
-        "model": {"preset": "llama-tiny", "stack": [{"layers": 2, "ffn": 704}, {"layers": 6}]},
+        "model": {
+            "preset": "llama-tiny",
+            "heads": 6,
+            "kv_heads": 2,
+            "stack": [{"layers": 2, "ffn": 704}, {"layers": 6}],
+        },
         "cluster": {"name": "dgx-h100", "gpus": 16},
         "layout": {"tp": 2, "pp": 2, "cp": 2, "dp": 2, "data": "zero1", "sequence_parallel": True},
         "training": {"sequence": 1024, "global_batch": 32, "recompute": "selective"},
@@ -86,7 +91,7 @@ MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "mamba": {  # layers that are a mixer or an MLP
         "model": {
             **{"hidden": 512, "heads": 8, "ffn": 1024, "vocab": 2048, "hybrid_layer_pattern": "M-M*-M-M"},
-            "mamba": {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 8},
+            "mamba": {"num_heads": 6, "head_dim": 64, "state_dim": 64, "num_groups": 2},
         },
         "cluster": {"name": "dgx-h100", "gpus": 16},
         "layout": {"tp": 2, "pp": 2, "dp": 4, "data": "zero1", "sequence_parallel": True},
@@ -95,14 +100,14 @@ MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "delta": {  # gated delta nets between attention, with an MLP in each layer
         "model": {
             **{"preset": "llama-tiny", "linear_attention_freq": 4},
-            "gated_delta_net": {"num_key_heads": 8, "num_value_heads": 8, "key_head_dim": 64, "value_head_dim": 64},
+            "gated_delta_net": {"num_key_heads": 6, "num_value_heads": 6, "key_head_dim": 64, "value_head_dim": 64},
         },
         "cluster": {"name": "dgx-h100", "gpus": 16},
         "layout": {"tp": 2, "dp": 8, "data": "zero3"},
         "training": {"sequence": 1024, "global_batch": 16},
     },
 }
-"""Models whose layers differ, or have other mixers than attention."""
+"""Models whose layers differ, or have other mixers than attention, of heads that two ranks divide and four do not."""
 MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "latent": {  # first layers dense, MLA, shared experts, node-limited routing, recomputation by modules
         "model": {"preset": "deepseek-v3", "layers": 12},

@@ -1,24 +1,31 @@
-"""Operators of mixture of block attention (MoBA) on one rank, as its authors' code runs them.
+"""Mixture of block attention (MoBA): which keys does a query attend to? Those of its own block and of the best others.
 
-MoonshotAI/MoBA, moba/moba_efficient.py: keys and values are repeated for the query heads that share them, stacked,
-those of all blocks but the last gathered and ordered by head (three copies); their means are scored in FP32 by a
-batched matmul; masks, `topk`, and the selected pairs of query and block follow in passes over the scores. Flash
-attention runs twice: causal within each block, and of copies of the queries that selected a block to all of its keys.
-Both results are summed in FP32 by their statistics. Backward gathers output and gradient for the copies, runs both
-kernels' backwards and adds up what copies are of.
+Lu et al. 2025, arXiv:2502.13189: keys are cut into blocks; a query scores each block before its own by the product
+with the block's mean key, and attends to the `topk` best blocks, its own among them, in which attention is causal.
+Gates have no parameters and no gradient.
+
+Model FLOP: of attention 12 per query width and key that is attended to; the gate's scores 2 per width and block.
+
+Operators are those of its authors' code (MoonshotAI/MoBA, moba/moba_efficient.py): keys and values are repeated for the
+query heads that share them, stacked, those of all blocks but the last gathered and ordered by head (three copies);
+their means are scored in FP32 by a batched matmul; masks, `topk`, and the selected pairs of query and block follow in
+passes over the scores. Flash attention runs twice: causal within each block, and of copies of the queries that selected
+a block to all of its keys. Both results are summed in FP32 by their statistics. Backward gathers output and gradient
+for the copies, runs both kernels' backwards and adds up what copies are of.
 
 Saved besides queries, keys and values as projected: the repeated keys and values, their copies by head, the copies of
 queries, and where they belong. Context parallelism is not modelled; packed documents are taken to be cut where blocks
 are, whichever has fewer keys.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from clustersim.common.dtypes import DType
-from clustersim.common.units import Bytes
+from clustersim.common.units import Bytes, Flop
 from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.block_attention_spec import BlockAttention
+from clustersim.model.attention_spec import FullAttention, SelectedKeysAttention
 from clustersim.model.kernels import (
     AttentionShape,
     Kernel,
@@ -29,6 +36,8 @@ from clustersim.model.kernels import (
     PackedKeys,
 )
 from clustersim.model.linear import matmul_kernel
+from clustersim.model.lora import Projection
+from clustersim.model.mixer import AttentionFlopConvention, ContextRule
 from clustersim.model.mixers.full_attention import operators_after_core, operators_before_core
 from clustersim.model.operators import Operator, ParallelRegion, assign_module
 from clustersim.model.recompute_modules import RecomputeModule
@@ -37,10 +46,62 @@ from clustersim.model.training import AttentionBackend
 
 _FP32, _INDEX_BYTES = 4, 8
 _SCORE_BYTES: Final = 36  # of a gate's score: masked (8), ordered and selected (12), four masks (8), found (8)
-_MERGED_OWN_BYTES: Final = (
-    28  # of an output element: zeros (4), weighted (6), added (12), in the activations' format (6)
-)
+_MERGED_OWN_BYTES: Final = 28  # of an output element: zeros (4), weighted (6), added (12), converted back (6)
 _MERGED_COPY_BYTES: Final = 18  # of a copy's: weighted (6), added at its place (12)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockAttention(SelectedKeysAttention):
+    """Attention of each query to `topk` blocks of `chunk_size` keys, its own block among them."""
+
+    label: ClassVar[str] = "block attention"
+    context_rule: ClassVar[ContextRule] = ContextRule.NONE
+
+    attention: FullAttention
+    chunk_size: int
+    topk: int
+
+    @property
+    def whole(self) -> FullAttention:
+        """The same heads' attention to all keys."""
+        return self.attention
+
+    def earlier_blocks(self, sequence: int) -> float:
+        """Blocks before its own that a query attends to, on average over a sequence."""
+        blocks, rest = divmod(sequence, self.chunk_size)
+        full_blocks = sum(min(self.topk - 1, index) for index in range(blocks)) * self.chunk_size
+        return (full_blocks + rest * min(self.topk - 1, blocks)) / sequence
+
+    def own_keys(self, sequence: int) -> float:
+        """Keys of its own block that a query attends to, on average over a sequence."""
+        blocks, rest = divmod(sequence, self.chunk_size)
+        return (blocks * self.chunk_size * (self.chunk_size + 1) + rest * (rest + 1)) / 2 / sequence
+
+    def matrix_elements(self, hidden: int) -> int:
+        """Those of the attention."""
+        return self.attention.matrix_elements(hidden)
+
+    def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:
+        """Those of the attention: gates have none."""
+        return self.attention.parameter_count(hidden, linear_bias=linear_bias)
+
+    def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
+        """Attention to the selected blocks, causal or whole ones, and the gate's scores of all blocks."""
+        blocks = -(-sequence // self.chunk_size)
+        if convention is AttentionFlopConvention.FULL:
+            keys, scored = float(min(sequence, self.topk * self.chunk_size)), blocks - 1.0
+        else:
+            keys = self.own_keys(sequence) + self.chunk_size * self.earlier_blocks(sequence)
+            scored = replace(self, topk=blocks).earlier_blocks(sequence)
+        return self.attention.query_width * (12.0 * keys + 2.0 * scored)
+
+    def projection_sizes(self, hidden: int) -> Mapping[Projection, tuple[int, int]]:
+        """Those of the attention."""
+        return self.attention.projection_sizes(hidden)
+
+    def with_changes(self, changes: Mapping[str, Any]) -> "BlockAttention":
+        """The attention with other values of its fields."""
+        return replace(self, attention=self.attention.with_changes(changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +144,16 @@ def block_attention_operators(rank: RankContext, mixer: BlockAttention, *, after
     """The operators between the norm and the residual add."""
     local = _BlockRank(rank, mixer)
     before = operators_before_core(rank, mixer.attention, after_norm=after_norm)
-    own = attention_operators(_own_core(local), AttentionBackend.FLASH)
+    in_blocks = attention_operators(_own_core(local), AttentionBackend.FLASH)
     if local.earlier == 0:
-        return [*before, *own, *operators_after_core(rank, mixer.attention)]
-    core = (_arrange_operator(local), _gate_operator(local), *own, *_copies_operators(local), _merge_operator(local))
+        return [*before, *in_blocks, *operators_after_core(rank, mixer.attention)]
+    core = (
+        _arrange_operator(local),
+        _gate_operator(local),
+        *in_blocks,
+        *_copies_operators(local),
+        _merge_operator(local),
+    )
     return [
         *before,
         *assign_module(
@@ -105,9 +172,9 @@ def _own_core(local: _BlockRank) -> AttentionCore:
     """Causal attention within blocks, or within documents that are shorter."""
     shard, mixer = local.rank.shard, local.mixer
     longest = min(mixer.chunk_size, shard.keys)
-    own = PackedKeys(mixer.own_keys(shard.keys), float(longest), longest)
+    block_keys = PackedKeys(mixer.own_keys(shard.keys), float(longest), longest)
     packed = shard.packed_keys(None)
-    keys = own if packed is None or packed.mean > own.mean else packed
+    keys = block_keys if packed is None or packed.mean > block_keys.mean else packed
     sizes = shard.batch, shard.sequence, shard.keys, local.heads, local.heads, mixer.head_dim
     return _core(local, AttentionShape(*sizes, causal=True, packed=keys))
 

@@ -115,15 +115,15 @@ class SparseRank:
         routine: SparseRoutine,
         work: tuple[Flop, Bytes],
         *,
-        every: bool = False,
+        all_keys: bool = False,
         backward: bool = False,
     ) -> Kernel:
-        """A kernel of (FLOP, bytes); every: it works on all keys."""
+        """A kernel of (FLOP, bytes); all_keys: it works on all of them."""
         shard, attention = self.rank.shard, self.attention
         sizes = (self.heads, attention.absorbed_width, attention.latent.kv_lora_rank)
         if routine is not SparseRoutine.SPARSE_MLA and routine is not SparseRoutine.INDEXER_LOSS:
             sizes = (attention.index_heads, attention.index_head_dim, 0)
-        selected = 0 if every else min(attention.index_topk, shard.keys)
+        selected = 0 if all_keys else min(attention.index_topk, shard.keys)
         shape = SparseAttentionShape(routine, shard.batch, shard.sequence, *sizes, selected, backward=backward)
         flops, moved_bytes = work
         return Kernel(
@@ -209,10 +209,10 @@ def scores_operator(local: SparseRank) -> Operator:
     products = 2.0 * tokens * attention.index_width
     written = tokens * keys * FP32_BYTES  # masked ones, too (clean_logits)
     scores = local.kernel(
-        "indexer.scores", SparseRoutine.LIGHTNING_INDEXER, (products * local.scored, operands + written), every=True
+        "indexer.scores", SparseRoutine.LIGHTNING_INDEXER, (products * local.scored, operands + written), all_keys=True
     )
     top_k = local.kernel(
-        "indexer.top_k", SparseRoutine.INDEX_TOP_K, (0.0, _TOP_K_READS * written + selected_bytes), every=True
+        "indexer.top_k", SparseRoutine.INDEX_TOP_K, (0.0, _TOP_K_READS * written + selected_bytes), all_keys=True
     )
     gradient = local.kernel(
         "indexer.scores.input_gradient",
@@ -266,7 +266,7 @@ def dense_scores_operator(local: SparseRank) -> Operator:
     operands = local.tokens * (attention.index_width + attention.index_head_dim) * local.width
     products, written = 2.0 * local.tokens * attention.index_width * local.scored, local.tokens * keys * FP32_BYTES
     forward, backward = (
-        local.kernel(name, SparseRoutine.LIGHTNING_INDEXER, work, every=True, backward=is_backward)
+        local.kernel(name, SparseRoutine.LIGHTNING_INDEXER, work, all_keys=True, backward=is_backward)
         for name, work, is_backward in (
             ("indexer.scores", (products, operands + written), False),
             ("indexer.scores.input_gradient", (3 * products, 2 * operands + written), True),
@@ -284,10 +284,12 @@ def dense_loss_operator(local: SparseRank) -> Operator:
     target_work = 2.0 * local.heads * latent.head_dim * scores, operands + scores * FP32_BYTES
     kernels = {
         is_backward: (
-            local.kernel("indexer.target", SparseRoutine.INDEXER_LOSS, target_work, every=True, backward=is_backward),
+            local.kernel(
+                "indexer.target", SparseRoutine.INDEXER_LOSS, target_work, all_keys=True, backward=is_backward
+            ),
             local.kernel(
                 *("indexer.loss", SparseRoutine.INDEXER_LOSS, (0.0, _LOSS_PASSES * scores * FP32_BYTES)),
-                every=True,
+                all_keys=True,
                 backward=is_backward,
             ),
         )

@@ -6,10 +6,9 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from clustersim.model.attention_spec import FullAttention, LatentAttention
-from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.mixer import Mixer
-from clustersim.model.mixers.block_attention import block_attention_operators
+from clustersim.model.mixers.block_attention import BlockAttention, block_attention_operators
 from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.deepseek_sparse_attention import deepseek_sparse_attention_operators
 from clustersim.model.mixers.full_attention import full_attention_operators
