@@ -11,6 +11,7 @@ from dataclasses import replace
 from clustersim.model import memory_bound
 from clustersim.model.conditioning import Conditioning, Modulation, TextInput
 from clustersim.model.kernels import KernelKind, MemoryBoundOp
+from clustersim.model.layer_stack import MlpType
 from clustersim.model.memory_bound import MemoryBoundSpec, MemoryPasses
 from clustersim.model.model_ends import PatchHead
 from clustersim.model.operators import Operator, ParallelRegion
@@ -96,7 +97,7 @@ def patch_head_operators(rank: RankContext, head: PatchHead) -> list[Operator]:
 def _text_operators(rank: RankContext, text: TextInput) -> list[Operator]:
     """Matrices with GELU between them, and the concatenation with the patches where the text joins them."""
     hidden, tokens = rank.model.hidden, rank.shard.batch * text.tokens
-    activation = memory_bound.activation_spec(memory_bound.MlpType.GELU, fused=True)
+    activation = memory_bound.activation_spec(MlpType.GELU, fused=True)
     operators: list[Operator] = []
     for index, (inputs, outputs) in enumerate(text.sizes(hidden)):
         linear = replicated_linear(rank, f"text.{index}", (tokens, inputs, outputs), bias=True)

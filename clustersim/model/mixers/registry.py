@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.mixer import Mixer
-from clustersim.model.mixers.cross_attention import CrossAttention, cross_attention_operators
+from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.full_attention import full_attention_operators
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
 from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_operators
