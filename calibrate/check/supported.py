@@ -18,7 +18,7 @@ from calibrate.check.trainer import Trainer
 from clustersim.build import build_plan
 from clustersim.common.errors import InputError
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.attention_spec import FullAttention, LatentAttention, QkNorm
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.layer_stack import BlockForm
 from clustersim.model.linear_loss import RECOMPUTING_LOSSES
 from clustersim.model.offload import NO_OFFLOAD
@@ -173,8 +173,9 @@ def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
 
 def _layer_problems(model: TransformerModel) -> Iterator[str]:
     """Layer features that the PyTorch model has no module for."""
-    if any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions):
-        yield "model: latent attention cannot be checked"
+    other = (one.label for one in model.distinct_attentions if not isinstance(one, FullAttention))
+    if (label := next(other, None)) is not None:
+        yield f"model: {label} cannot be checked"
     if any(spec.block is not BlockForm.PRE_NORM for spec in model.distinct_specs):
         yield "model.block: only pre_norm layers can be checked"
     if any(attention.window is not None for attention in model.distinct_attentions):

@@ -25,6 +25,7 @@ HEAD_OVERHEADS: Final = (0, 8, 16, 24, 32, 48, 64, 96)
 KEY_OVERHEADS: Final = (0, 32, 64, 96, 128, 192, 256, 384, 512)
 BLOCK_SIZES: Final = (64, 128, 256)
 SPEEDUPS: Final = linear_grid(1.0, 3.0, 0.01)  # in block-scaled formats
+UNEQUAL_HEAD_RATIOS: Final = linear_grid(0.1, 1.0, 0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,20 @@ def fit_low_precision_speedup(
     return replace(
         constants, speedup_by_format={**constants.speedup_by_format, samples[0].dtype: optimum.constants[0]}
     ), optimum
+
+
+def fit_unequal_heads(
+    accelerator: Accelerator, samples: Sequence[AttentionSample], constants: AttentionEfficiency
+) -> tuple[AttentionEfficiency, GridOptimum]:
+    """Constants of one direction with the rate of kernels whose heads of keys and values differ in size."""
+    search = GridSearch(np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples])
+    compute = _compute_seconds_at_peak(accelerator, constants, samples) / constants.peak_fraction
+    causal = np.array([sample.shape.causal for sample in samples])
+    compute = np.where(causal, compute / constants.causal_ratio, compute)
+    seconds = np.maximum(compute[None, :] / UNEQUAL_HEAD_RATIOS[:, None], _memory_seconds(accelerator, samples))
+    search.evaluate([(float(ratio),) for ratio in UNEQUAL_HEAD_RATIOS], seconds + accelerator.efficiency.kernel_latency)
+    optimum = search.optimum()
+    return replace(constants, unequal_head_ratio=optimum.constants[0]), optimum
 
 
 def _efficiency(

@@ -77,7 +77,7 @@ def search_matmul(
 
 def fit_matmul(
     accelerator: Accelerator,
-    samples: Sequence[MatmulSample],
+    samples: Sequence[MatmulMeasurement],
     latency: Seconds | None,
     *,
     equal_source_weights: bool = False,
@@ -117,11 +117,15 @@ def _search_supported(accelerator: Accelerator, samples: Sequence[MatmulMeasurem
     return select_supported(optima, np.array([sample.seconds for sample in samples]))
 
 
-def matmul_seconds(accelerator: Accelerator, samples: Sequence[MatmulSample]) -> FloatArray:
+def matmul_seconds(accelerator: Accelerator, samples: Sequence[MatmulMeasurement]) -> FloatArray:
     """Predicted seconds of every sample with the accelerator's constants: [samples]; formats with one peak."""
-    compute, memory = _tile_options(accelerator, samples)
+    compute, memory = _tile_options(accelerator, [matmul for sample in samples for matmul in sample.matmuls])
     device_seconds: FloatArray = np.maximum(compute, memory).min(axis=1)
-    return np.maximum(device_seconds + accelerator.efficiency.kernel_latency, accelerator.efficiency.launch_interval)
+    efficiency = accelerator.efficiency
+    kernels = np.maximum(device_seconds + efficiency.kernel_latency, efficiency.launch_interval)
+    starts = np.cumsum([0, *(len(sample.matmuls) for sample in samples[:-1])])
+    summed: FloatArray = np.add.reduceat(kernels, starts)
+    return summed
 
 
 def _device_seconds(

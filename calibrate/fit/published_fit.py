@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from calibrate.fit.attention import fit_attention, fit_low_precision_speedup
+from calibrate.fit.attention_constants import fit_attention_constants
 from calibrate.fit.attention_libraries import attention_lines, derived_attention_libraries, fit_attention_libraries
 from calibrate.fit.collective_quality import collective_fit_quality
 from calibrate.fit.fit_quality import (
@@ -29,34 +29,29 @@ from calibrate.fit.fit_quality import (
     quality_table,
     source_error_table,
 )
+from calibrate.fit.fit_state import with_constants
 from calibrate.fit.grid_search import GridOptimum
-from calibrate.fit.grouped_gemm import fit_kernel_share, fit_low_precision_share, fit_streamed_gemm
+from calibrate.fit.grouped_constants import fit_grouped_constants
 from calibrate.fit.low_precision_formats import (
     SHARE_DIGITS,
     SiblingReference,
-    derived_kernel_shares,
     fit_cast_share,
     fit_low_precision_formats,
-    with_substitute_shares,
 )
-from calibrate.fit.matmul_constants import fit_matmul, matmul_seconds
+from calibrate.fit.matmul_constants import MatmulMeasurement, fit_matmul, matmul_seconds
 from calibrate.fit.published_kernels import (
-    AttentionSample,
-    GroupedGemmSample,
-    MatmulSample,
     attention_samples,
     best_matmul_rates,
-    grouped_gemm_samples,
     matmul_samples,
+    matmul_set_samples,
     measured_bandwidths,
 )
 from calibrate.fit.published_records import write_records
 from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.files import write_text_atomically
-from clustersim.common.units import Seconds
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
-from clustersim.hardware.efficiency import GroupedGemmEfficiency, KernelEfficiency
+from clustersim.hardware.efficiency import KernelEfficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +60,15 @@ class FitTarget:
 
     latency_source: accelerator whose kernel latency it takes, for want of small kernels of its own;
     same_chip_accelerators: accelerators whose attention and block-scaled samples are added to its own;
-    equal_source_weights: sources have equal weight, where one with most of the samples would otherwise dominate.
+    equal_source_weights: sources have equal weight, where one with most of the samples would otherwise dominate;
+    format_source: accelerator whose ratios between block-scaled formats it takes, where it has no samples of some.
     """
 
     name: str
     latency_source: str | None = None
     same_chip_accelerators: tuple[str, ...] = ()
     equal_source_weights: bool = False
+    format_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +88,8 @@ OPERATOR_BOARDS: Final = {
     "a100-sxm-80gb": ("a100-pcie-80gb", "a100-sxm-80gb"),
     "h100-sxm-80gb": ("h200-sxm-141gb", "h200-sxm-141gb"),
     "b200-sxm-180gb": ("b200-sxm-180gb", "b200-sxm-180gb"),
+    "mi300x": ("mi300x", "mi300x"),
+    "mi355x": ("mi355x", "mi355x"),
 }
 """Boards of an accelerator's chip: on which operators of a step were measured, and whose mean they are relative to."""
 
@@ -99,6 +98,7 @@ TARGETS: Final = (
     FitTarget("h100-sxm-80gb", same_chip_accelerators=("h800-sxm-80gb",)),
     FitTarget("a100-pcie-80gb", latency_source="a100-sxm-80gb", same_chip_accelerators=("a100-sxm-80gb",)),
     FitTarget("b200-sxm-180gb", latency_source="h100-sxm-80gb", equal_source_weights=True),
+    FitTarget("mi300x", latency_source="h100-sxm-80gb", equal_source_weights=True, format_source="h100-sxm-80gb"),
 )
 DERIVED_ACCELERATORS: Final = (
     DerivedAccelerator("a100-sxm-40gb", "a100-sxm-80gb"),
@@ -110,16 +110,9 @@ DERIVED_ACCELERATORS: Final = (
     DerivedAccelerator("gb200", "b200-sxm-180gb"),
     DerivedAccelerator("b300-sxm-288gb", "b200-sxm-180gb"),
     DerivedAccelerator("gb300", "b200-sxm-180gb", low_precision_sibling="b300-sxm-288gb"),
-    DerivedAccelerator("mi300x", "h100-sxm-80gb"),
-    DerivedAccelerator("mi325x", "h100-sxm-80gb", low_precision_sibling="mi300x"),
-    DerivedAccelerator("mi355x", "h100-sxm-80gb"),
+    DerivedAccelerator("mi325x", "mi300x"),
+    DerivedAccelerator("mi355x", "mi300x"),
 )
-
-
-# Accelerators whose grouped matmuls are fitted; the first has host-bound ones, whose host call time the others take.
-GROUPED_GEMM_TARGETS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
-# Sibling for grouped matmuls of an accelerator without samples: same architecture, else the next older one.
-GROUPED_GEMM_SOURCES: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
 
 
 # Sibling for low-precision attention of an accelerator without samples: the same chip on another board.
@@ -132,182 +125,38 @@ def fit_published() -> AcceleratorFits:
     evaluations: list[KernelFitEvaluation] = []
     for target in TARGETS:
         sibling = efficiencies[target.latency_source] if target.latency_source else None
-        fitted, evaluated = _fit_target(target, sibling)
+        formats = efficiencies[target.format_source] if target.format_source else None
+        fitted, evaluated = _fit_target(target, sibling, formats)
         efficiencies[target.name] = fitted.efficiency
         evaluations.extend(evaluated)
     for derivation in DERIVED_ACCELERATORS:
         derived, evaluated = _fit_derived(*_derive_from_sibling(derivation, efficiencies))
         efficiencies[derivation.name] = derived.efficiency
         evaluations.extend(evaluated)
-    return AcceleratorFits(*_fit_grouped_gemm(_with_sibling_attention(efficiencies), evaluations))
+    siblings = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS}
+    return AcceleratorFits(*fit_grouped_constants(_with_sibling_attention(efficiencies), siblings, evaluations))
 
 
-def _fit_grouped_gemm(
-    efficiencies: Mapping[str, KernelEfficiency], evaluations: Sequence[KernelFitEvaluation]
-) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
-    """Fit the grouped matmuls of accelerators that have samples; the others' rates are scaled from them.
-
-    The ratio to the rate of other matmuls is kept.
-    """
-    fitted: dict[str, GroupedGemmEfficiency] = {}
-    all_evaluations, call_seconds = list(evaluations), None
-    for name in (target_name for target_name in GROUPED_GEMM_TARGETS if target_name in efficiencies):
-        accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
-        fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
-        all_evaluations.extend(evaluated)
-        call_seconds = fitted[name].host_launch
-    sibling_by_accelerator = {
-        derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS
-    } | GROUPED_GEMM_SOURCES
-    derived = dict(efficiencies)
-    for name, efficiency in efficiencies.items():
-        ancestor: str | None = name
-        while ancestor is not None and ancestor not in fitted:
-            ancestor = sibling_by_accelerator.get(ancestor)
-        if ancestor is not None:
-            derived[name] = replace(
-                efficiency, grouped_gemm=_scale_shares(fitted[ancestor], efficiencies[ancestor], efficiency)
-            )
-    return _fit_low_precision_experts(derived, sibling_by_accelerator, all_evaluations)
-
-
-def _fit_low_precision_experts(
-    efficiencies: Mapping[str, KernelEfficiency],
-    sibling_by_accelerator: Mapping[str, str],
-    evaluations: Sequence[KernelFitEvaluation],
-) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
-    """Fit grouped kernels in block-scaled formats; without samples the sibling's ratio to matmuls is kept."""
-    fitted_efficiencies, all_evaluations = dict(efficiencies), list(evaluations)
-    for name, efficiency in efficiencies.items():
-        sibling = fitted_efficiencies.get(sibling_by_accelerator.get(name, ""))
-        derived_shares = {} if sibling is None else derived_kernel_shares(efficiency, sibling)
-        grouped = (
-            None
-            if efficiency.grouped_gemm is None
-            else replace(efficiency.grouped_gemm, kernel_peak_fraction_by_format=derived_shares)
-        )
-        accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped_gemm=grouped))
-        for samples in _low_precision_expert_samples(name):
-            fitted, optimum = fit_low_precision_share(accelerator, samples)
-            accelerator = _with_constants(accelerator, grouped_gemm=fitted)
-            all_evaluations.append(
-                KernelFitEvaluation(name, f"experts in one kernel {samples[0].dtype.value}", samples, optimum)
-            )
-        fitted_efficiencies[name] = with_substitute_shares(accelerator.efficiency)
-    return fitted_efficiencies, all_evaluations
-
-
-def _low_precision_expert_samples(name: str) -> list[list[GroupedGemmSample]]:
-    """An accelerator's grouped-kernel samples, one list per block-scaled format."""
-    samples = [sample for sample in grouped_gemm_samples() if sample.accelerator == name and not sample.is_streamed]
-    return [
-        format_samples
-        for format_samples in (
-            [sample for sample in samples if sample.dtype is dtype] for dtype in LOW_PRECISION_DTYPES
-        )
-        if format_samples
-    ]
-
-
-def _fit_high_precision_experts(
-    accelerator: Accelerator, call_seconds: Seconds | None
-) -> tuple[GroupedGemmEfficiency, list[KernelFitEvaluation]]:
-    samples = [
-        sample
-        for sample in grouped_gemm_samples()
-        if sample.accelerator == accelerator.name and sample.dtype not in LOW_PRECISION_DTYPES
-    ]
-    streamed, single_kernel = (
-        [sample for sample in samples if sample.is_streamed],
-        [sample for sample in samples if not sample.is_streamed],
-    )
-    constants, optimum = fit_streamed_gemm(accelerator, streamed, call_seconds)
-    evaluations = [KernelFitEvaluation(accelerator.name, "experts on streams", streamed, optimum)]
-    if not single_kernel:
-        return constants, evaluations
-    constants_with_share, optimum = fit_kernel_share(
-        _with_constants(accelerator, grouped_gemm=constants), single_kernel
-    )
-    return constants_with_share, [
-        *evaluations,
-        KernelFitEvaluation(accelerator.name, "experts in one kernel", single_kernel, optimum),
-    ]
-
-
-def _scale_shares(
-    grouped: GroupedGemmEfficiency, sibling: KernelEfficiency, efficiency: KernelEfficiency
-) -> GroupedGemmEfficiency:
-    ratio = efficiency.matmul.peak_fraction / sibling.matmul.peak_fraction
-    fractions = grouped.multi_stream_peak_fraction, grouped.kernel_peak_fraction
-    multi_stream, kernel = (round(fraction * ratio, SHARE_DIGITS) for fraction in fractions)
-    return replace(grouped, multi_stream_peak_fraction=multi_stream, kernel_peak_fraction=kernel)
-
-
-def _with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
-    return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))
-
-
-def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    accelerator = _with_constants(
+def _fit_target(
+    target: FitTarget, sibling: KernelEfficiency | None, formats: KernelEfficiency | None
+) -> tuple[Accelerator, list[KernelFitEvaluation]]:
+    """Fit a target; sibling, formats: constants of its sources of kernel latency and of block-scaled formats."""
+    accelerator = with_constants(
         load_accelerator(target.name),
         published=True,
         memory_bandwidth_fraction=_memory_share(target.name, sibling),
         operator_bandwidth_ratio=_operator_ratio(target.name),
     )
-    accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, target)
+    accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, formats, target)
     samples = [
         sample for sample in attention_samples() if sample.accelerator in (target.name, *target.same_chip_accelerators)
     ]
-    accelerator, attention_evaluations = _fit_attention(
+    accelerator, attention_evaluations = fit_attention_constants(
         accelerator, samples, equal_source_weights=target.equal_source_weights
     )
     libraries, library_evaluations = fit_attention_libraries(accelerator)
-    accelerator = _with_constants(accelerator, attention_libraries=libraries)
+    accelerator = with_constants(accelerator, attention_libraries=libraries)
     return accelerator, [*matmul_evaluations, *attention_evaluations, *library_evaluations]
-
-
-def _fit_attention(
-    accelerator: Accelerator, samples: Sequence[AttentionSample], *, equal_source_weights: bool = False
-) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    unscaled = [sample for sample in samples if sample.dtype not in LOW_PRECISION_DTYPES]
-    forward = [sample for sample in unscaled if not sample.backward]
-    backward = [sample for sample in unscaled if sample.backward]
-    forward_constants, forward_optimum = fit_attention(
-        accelerator, forward, 1.0, equal_source_weights=equal_source_weights
-    )
-    backward_constants, backward_optimum = fit_attention(
-        accelerator, backward, forward_constants.causal_ratio, equal_source_weights=equal_source_weights
-    )
-    evaluations = [
-        KernelFitEvaluation(accelerator.name, "attention forward", forward, forward_optimum),
-        KernelFitEvaluation(accelerator.name, "attention backward", backward, backward_optimum),
-    ]
-    fitted = _with_constants(accelerator, attention_forward=forward_constants, attention_backward=backward_constants)
-    for dtype in LOW_PRECISION_DTYPES:
-        format_samples = [sample for sample in samples if sample.dtype is dtype]
-        if format_samples:
-            fitted, evaluated = _fit_low_precision_attention(fitted, format_samples)
-            evaluations.extend(evaluated)
-    return fitted, evaluations
-
-
-def _fit_low_precision_attention(
-    accelerator: Accelerator, samples: Sequence[AttentionSample]
-) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    """Fit attention in a block-scaled format, in both directions."""
-    efficiency, evaluations, constants = accelerator.efficiency, [], {}
-    for direction, backward in (("forward", False), ("backward", True)):
-        name, direction_samples = (
-            f"attention_{direction}",
-            [sample for sample in samples if sample.backward is backward],
-        )
-        constants[name], optimum = fit_low_precision_speedup(accelerator, direction_samples, getattr(efficiency, name))
-        evaluations.append(
-            KernelFitEvaluation(
-                accelerator.name, f"attention {direction} {samples[0].dtype.value}", direction_samples, optimum
-            )
-        )
-    return _with_constants(accelerator, **constants), evaluations
 
 
 def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dict[str, KernelEfficiency]:
@@ -330,20 +179,25 @@ def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dic
 
 
 def _fit_matmuls(
-    accelerator: Accelerator, sibling: KernelEfficiency | None, target: FitTarget
+    accelerator: Accelerator,
+    sibling: KernelEfficiency | None,
+    formats: KernelEfficiency | None,
+    target: FitTarget,
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     dense = _unscaled_matmuls(target.name)
     sibling_latency = sibling.kernel_latency if sibling else None
     constants, latency, optimum = fit_matmul(
         accelerator, dense, sibling_latency, equal_source_weights=target.equal_source_weights
     )
-    fitted = _with_constants(accelerator, matmul=constants, kernel_latency=latency)
+    fitted = with_constants(accelerator, matmul=constants, kernel_latency=latency)
     ratio = _share_ratio(_best_peak_share(accelerator, DType.FP8), _best_peak_share(accelerator, DType.BF16), 1.0)
+    if formats is not None:  # relative to the source's FP8
+        ratio *= constants.peak_fraction / formats.matmul.peak_fraction_of(DType.FP8)
     scaled, format_evaluations = fit_low_precision_formats(
-        fitted, SiblingReference(None, ratio), target.same_chip_accelerators
+        fitted, SiblingReference(formats, ratio), target.same_chip_accelerators
     )
     cast_share, cast_evaluations = fit_cast_share(scaled, sibling)
-    return _with_constants(scaled, quantization_bandwidth_ratio=cast_share), [
+    return with_constants(scaled, quantization_bandwidth_ratio=cast_share), [
         KernelFitEvaluation(target.name, "matmul", dense, optimum),
         *format_evaluations,
         *cast_evaluations,
@@ -366,7 +220,7 @@ def _derive_from_sibling(
         constants.scaled(dense).rounded(SHARE_DIGITS)
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
-    derived = _with_constants(
+    derived = with_constants(
         accelerator,
         published=False,
         matmul=matmul,
@@ -374,7 +228,7 @@ def _derive_from_sibling(
         attention_backward=backward,
         attention_libraries=derived_attention_libraries(accelerator.efficiency, sibling, dense),
         memory_bandwidth_fraction=_memory_share(derivation.name, sibling),
-        operator_bandwidth_ratio=sibling.operator_bandwidth_ratio,
+        operator_bandwidth_ratio=_operator_ratio(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
     return derived, _sibling_reference(derived, derivation.low_precision_sibling or derivation.sibling, efficiencies)
@@ -408,19 +262,18 @@ def _fit_derived(
         evaluations.append(KernelFitEvaluation(accelerator.name, "matmul, not fitted", dense, prediction))
     accelerator, format_evaluations = fit_low_precision_formats(accelerator, reference)
     cast_share, cast_evaluations = fit_cast_share(accelerator, reference.sibling)
-    accelerator = _with_constants(accelerator, quantization_bandwidth_ratio=cast_share)
+    accelerator = with_constants(accelerator, quantization_bandwidth_ratio=cast_share)
     evaluations.extend((*format_evaluations, *cast_evaluations))
     if attention:
-        accelerator, attention_evaluations = _fit_attention(accelerator, attention)
+        accelerator, attention_evaluations = fit_attention_constants(accelerator, attention)
         evaluations.extend(attention_evaluations)
     return accelerator, evaluations
 
 
-def _unscaled_matmuls(name: str) -> list[MatmulSample]:
+def _unscaled_matmuls(name: str) -> list[MatmulMeasurement]:
     """An accelerator's matmul samples in unscaled formats."""
-    return [
-        sample for sample in matmul_samples() if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
-    ]
+    samples: list[MatmulMeasurement] = [*matmul_samples(), *matmul_set_samples()]
+    return [sample for sample in samples if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES]
 
 
 def _best_peak_share(accelerator: Accelerator, dtype: DType) -> float | None:
@@ -434,22 +287,27 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
-    """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
-    measured = measured_bandwidths(name)
+    """Mean measured bandwidth over the datasheet's; a sibling's fraction if none is measured.
+
+    Where operators of a step alone are, it is what they reach over the sibling's ratio of them.
+    """
+    measured, peak = measured_bandwidths(name), load_accelerator(name).memory_bandwidth
     if sibling is not None and not measured:
         return sibling.memory_bandwidth_fraction
-    share = float(np.mean(list(measured.values()))) / load_accelerator(name).memory_bandwidth
+    share = float(np.mean(list(measured.values()))) / peak
+    if sibling is not None and measured.keys() == {TRAINING_OPERATORS}:
+        share /= sibling.operator_bandwidth_ratio
     return round(share, SHARE_DIGITS)
 
 
-def _operator_ratio(name: str) -> float:
+def _operator_ratio(name: str, sibling: KernelEfficiency | None = None) -> float:
     """Bandwidth of memory-bound operators in training relative to the mean of what was measured on the chip."""
     if name not in OPERATOR_BOARDS:
-        return 1.0
+        return 1.0 if sibling is None else sibling.operator_bandwidth_ratio
     operators, measured = OPERATOR_BOARDS[name]
     bandwidth = measured_bandwidths(operators)[TRAINING_OPERATORS]
     share = bandwidth / load_accelerator(operators).memory_bandwidth
-    return round(share / _memory_share(measured, None), SHARE_DIGITS)
+    return round(share / _memory_share(measured, sibling), SHARE_DIGITS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from clustersim.validation.kernels import (
     timed_cast,
     timed_matmul,
     timed_matmuls,
+    times_gradients,
 )
 
 T = TypeVar("T")
@@ -164,12 +165,13 @@ def grouped_gemm_samples() -> list[GroupedGemmSample]:
 def matmul_samples() -> list[MatmulSample]:
     """All measured matmuls, without upper bounds."""
     cases = (case for case in _fitted_cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
-    return _build_samples(list(cases), _matmul_sample)
+    return _build_samples([case for case in cases if not times_gradients(case)], _matmul_sample)
 
 
 def matmul_set_samples() -> list[MatmulSetSample]:
     """All sequences of matmuls that were timed as one measurement."""
-    return _build_samples(_fitted_cases("gemm_set"), _matmul_set_sample)
+    gradients = [case for case in _fitted_cases("gemm") if times_gradients(case)]
+    return _build_samples([*_fitted_cases("gemm_set"), *gradients], _matmul_set_sample)
 
 
 def cast_samples() -> list[CastSample]:

@@ -141,7 +141,7 @@ def _parse_samples(path: Path, lines: Sequence[NumberedLine]) -> Iterator[NcclTe
         location, fields = f"{path}: line {line_number}", line.split()
         if fields[1:4] == ["size", "count", "type"]:
             columns = _check_columns(location, fields[1:])
-        elif fields and fields[0].isdigit() and columns:
+        elif fields and fields[0].isdecimal() and columns:
             yield _parse_sample(location, columns, fields)
 
 
@@ -150,6 +150,8 @@ def _check_columns(location: str, names: list[str]) -> list[str]:
         raise InputError(f"{location}: cputime is what launching takes, not the collective; run without -C")
     if names.count("time") != 2:
         raise InputError(f"{location}: {names.count('time')} columns are called time, not 2 (out-of-place, in-place)")
+    if names.count("#wrong") not in (0, 2):  # none: older versions, which have `error`
+        raise InputError(f"{location}: {names.count('#wrong')} columns are called #wrong, not 2, one for each time")
     return names
 
 
@@ -189,6 +191,6 @@ def _parse_float(location: str, text: str) -> float | None:
 
 
 def _parse_int(location: str, text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise InputError(f"{location}: {text!r} is not a number of bytes or elements")
     return int(text)

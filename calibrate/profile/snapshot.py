@@ -9,12 +9,10 @@ through it gives the peak, of allocated bytes (until a tensor is freed) and of r
 Reference: pytorch/pytorch, torch/cuda/memory.py (_snapshot), c10/cuda/CUDACachingAllocator.cpp
 """
 
-import gzip
 import io
 import json
 import pickle
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import MAX_TRACE_BYTES, expand_gzip, read_bytes
 from clustersim.common.units import Bytes
 
 _GZIP: Final = b"\x1f\x8b"
@@ -62,10 +61,8 @@ class _PlainUnpickler(pickle.Unpickler):
 def read_snapshot(path: Path) -> SnapshotPeak:
     """The peak of a snapshot; raises InputError that names the file and the problem."""
     try:
-        content = _load(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (EOFError, zlib.error) as error:
+        content = _load(_read_expanded(path))
+    except EOFError as error:
         raise InputError(f"{path}: is truncated: {error}") from error
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError, RecursionError,
             OverflowError, pickle.UnpicklingError) as error:  # fmt: skip
@@ -79,9 +76,12 @@ def read_snapshot(path: Path) -> SnapshotPeak:
         raise InputError(f"{path}: is no memory snapshot of PyTorch: {error!r}") from error
 
 
+def _read_expanded(path: Path) -> bytes:
+    data = read_bytes(path, MAX_TRACE_BYTES)
+    return expand_gzip(data, str(path)) if data.startswith(_GZIP) else data
+
+
 def _load(data: bytes) -> Any:
-    if data.startswith(_GZIP):
-        data = gzip.decompress(data)
     if data.lstrip()[:1] == b"{":
         return json.loads(data)
     return _PlainUnpickler(io.BytesIO(data)).load()

@@ -7,7 +7,6 @@ none). Heavy modules are imported by the command that needs them, so that `--hel
 
 import io
 import os
-import signal
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,7 @@ from typer.core import TyperGroup
 
 from clustersim.cli import completion
 from clustersim.cli.limit import Limit, limit_as_error
-from clustersim.cli.terminal import with_escaped_streams
+from clustersim.cli.terminal import end_by_closed_pipe, ended_by_closed_pipe, with_escaped_streams
 from clustersim.common.errors import ClusterSimError, MemoryFitError, OutputError
 from clustersim.common.gc_control import raise_gc_threshold
 from clustersim.common.memory_limit import as_short_memory, require_address_space
@@ -37,7 +36,7 @@ class _Group(TyperGroup):
         super().__init__(**keywords)
         for command in self.commands.values():
             if command.callback is not None:
-                command.callback = with_escaped_streams(limit_as_error(command.callback))
+                command.callback = ended_by_closed_pipe(with_escaped_streams(limit_as_error(command.callback)))
 
 
 app = typer.Typer(
@@ -100,9 +99,7 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make printing robust against characters the terminal lacks, closed streams and `| head`."""
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end like other tools when the reader of a pipe closes it
+    """Make printing robust against characters the terminal lacks, and closed streams."""
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the shell closed it (>&-)
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -116,6 +113,8 @@ def _run_app() -> None:
             app(prog_name="clustersim")  # the name under which shells request completions, however it was started
         finally:
             sys.stdout.flush()
+    except BrokenPipeError:
+        end_by_closed_pipe()
     except OSError as error:
         if error.filename is not None:
             raise
@@ -405,6 +404,12 @@ def diloco(
     days: Annotated[
         float | None, typer.Option(metavar="N", help="Also simulate N days in which replicas fail, each by itself.")
     ] = None,
+    utilization: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE", help="Also list settings that reach this utilization, e.g. 95%, fewest inner steps first."
+        ),
+    ] = "",
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
@@ -415,7 +420,7 @@ def diloco(
     from clustersim.cli.outputs import Outputs
 
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    fits = show_local_training(file, overrides or [], outputs, days)
+    fits = show_local_training(file, overrides or [], outputs, days=days, utilization=utilization)
     raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)
 
 

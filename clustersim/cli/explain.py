@@ -13,7 +13,8 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clustersim.validation.explain import CandidateCause, GapExplanation
+    from clustersim.validation.explain import GapExplanation
+    from clustersim.validation.explain_causes import CandidateCause
 
 _RATIO_THRESHOLD: Final = 2.0  # shares of the gap from here on are printed as a ratio, not in percent
 
@@ -44,7 +45,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     from clustersim.report.labels import CRITICAL_PATH_NOTE
     from clustersim.report.step_breakdown import step_breakdown
     from clustersim.report.terminal.run import breakdown_table
-    from clustersim.report.terminal.table import build_table
+    from clustersim.report.terminal.table import build_table, warning_lines
 
     result = explanation.result
     expected, measured = map(explanation.mfu_of, (explanation.expected, explanation.measured))
@@ -62,6 +63,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     if any(cause.is_visible for cause in explanation.causes):
         lines += [Text(f"what would explain {_format_gap(explanation)}, each in isolation"), _cause_table(explanation)]
     lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
+    lines += warning_lines(result.scenario.warnings)
     new_console().print(Group(*lines))
 
 

@@ -62,7 +62,7 @@ def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, 
         from clustersim.cli.terminal import new_console
         from clustersim.report.terminal.goodput import render_goodput
 
-        new_console().print(render_goodput(result), soft_wrap=False)
+        new_console().print(render_goodput(result))
         for path in outputs.file_paths.values():
             announce_file(path)
     return result.complete

@@ -13,7 +13,7 @@ from clustersim.common.units import format_bandwidth, format_bytes, format_flops
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.prices import load_price_list
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import all_presets
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import active_parameter_count, mtp_parameter_count, parameter_count
 from clustersim.scenario.config.reliability import load_reliability
@@ -51,7 +51,7 @@ def _model_table() -> Table:
     table = new_table(
         "model and its parameters", "name", "total", "active", "layers", "hidden", "heads", "kv heads", "vocab"
     )
-    for name, preset in sorted(PRESETS.items()):
+    for name, preset in sorted(all_presets().items()):
         model = preset.model
         heads, kv_heads = (
             _format_distinct_sizes(getattr(attention, key) for attention in model.distinct_attentions)
@@ -69,7 +69,7 @@ def _mtp_note() -> str:
     entries = [
         f"{name} {preset.mtp_layers} "
         f"({_format_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
-        for name, preset in sorted(PRESETS.items())
+        for name, preset in sorted(all_presets().items())
         if preset.mtp_layers
     ]
     return f"released with additional layers for multi-token prediction (model.mtp_layers): {', '.join(entries)}\n"

@@ -12,11 +12,13 @@ from time import monotonic
 from typing import NamedTuple
 
 from clustersim.cli.terminal import new_console
+from clustersim.engine.task_progress import ProgressWatcher, TaskProgress
 
 ProgressCallback = Callable[[str, int, int | None], None]
 BAR_DELAY_SECONDS = 2.0  # seconds
 _MIN_PACE_SECONDS = 5.0  # seconds of a stage, before which its pace says little
 LINE_INTERVAL_SECONDS = 10.0  # seconds between lines where there is no terminal
+ASK_SECONDS = 0.5  # seconds between the questions of how far a simulation is
 
 
 @contextmanager
@@ -34,10 +36,33 @@ def count_progress(label: str, total: int | None) -> Iterator[Callable[[int], No
 
 
 @contextmanager
-def track_progress(label: str, total: int | None = None, *, shown: bool = True) -> Iterator[ProgressCallback]:
+def simulation_progress(label: str) -> Iterator[ProgressWatcher]:
+    """The same for simulations; yields a watcher, and asks each simulation that it is given for the tasks done."""
+    watched, ended = list[TaskProgress](), threading.Event()
+
+    def ask_periodically(report_progress: ProgressCallback) -> None:
+        while not ended.wait(ASK_SECONDS):
+            for simulation in watched[-1:]:
+                report_progress(f"{label}: tasks", simulation.done_count, simulation.task_count)
+
+    with track_progress(label, is_counted=True) as report_progress:
+        asking = threading.Thread(target=ask_periodically, args=(report_progress,), daemon=True)
+        asking.start()
+        try:
+            yield watched.append
+        finally:
+            ended.set()
+            asking.join()
+
+
+@contextmanager
+def track_progress(
+    label: str, total: int | None = None, *, shown: bool = True, is_counted: bool | None = None
+) -> Iterator[ProgressCallback]:
     """The same for work in stages; yields a callback that takes the stage's label, its items done and its total.
 
-    label, total: of the first stage; shown: False to show nothing.
+    label, total: of the first stage; shown: False to show nothing; is_counted: whether items are counted, None: if
+    their total is known.
     """
     if not shown:
         yield lambda _stage, _done, _total: None
@@ -55,7 +80,8 @@ def track_progress(label: str, total: int | None = None, *, shown: bool = True) 
         TimeRemainingColumn,
     )
 
-    counts = [] if total is None else [MofNCompleteColumn(), TimeRemainingColumn()]
+    shows_counts = total is not None if is_counted is None else is_counted
+    counts = [MofNCompleteColumn(), TimeRemainingColumn()] if shows_counts else []
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
     bar = Progress(*columns, console=new_console(stderr=True), transient=True)
     task = bar.add_task(label, total=total)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clustersim.cli.outputs import Outputs, announce_file, write_json
-from clustersim.cli.progress import show_activity
+from clustersim.cli.progress import show_activity, simulation_progress
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -27,11 +27,12 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
     _check_trace_ranks(scenario, outputs)
     if outputs.table:
         _warn_long_simulation(scenario)
-    from clustersim.simulation import simulate
+    from clustersim.simulation import simulate_with_spread
 
     steps = "a step" if scenario.steps == 1 else f"{scenario.steps:,} steps"
-    with show_activity(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs"):
-        result = simulate(scenario)
+    with simulation_progress(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs") as watch:
+        result = simulate_with_spread(scenario, watch)
+    with show_activity("writing results"):
         notes = _write_traces(result, outputs)
         what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None
         if outputs.json is not None:
@@ -123,4 +124,4 @@ def _print_result(result: "SimulationResult", what_ifs: "WhatIfReport | None") -
     from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.run import render_run
 
-    new_console().print(render_run(result, what_ifs))
+    new_console().print(render_run(result, what_ifs), crop=False)  # arguments are on one line, to be copied

@@ -12,6 +12,7 @@ from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import track_progress
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.common.units import parse_share
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -102,14 +103,11 @@ def parse_headroom(text: str) -> float | None:
     """The share of a device that an option states, as 0.1 or 10%; None for the default (empty)."""
     if not text:
         return None
-    number = text.strip().removesuffix("%")
     try:
-        share = float(number) / (100.0 if "%" in text else 1.0)
+        return parse_share(text)
     except ValueError:
-        share = -1.0
-    if not 0.0 <= share < 1.0:
-        raise InputError(f"--headroom {text}: is no share of a device; write such as --headroom 10%, or 0 for none")
-    return share
+        message = f"--headroom {text}: is no share of a device; write such as --headroom 10%, or 0 for none"
+        raise InputError(message) from None
 
 
 def _parse_key_values(option: str, texts: Sequence[str]) -> dict[str, str]:

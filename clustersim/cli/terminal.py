@@ -5,11 +5,13 @@ the text of their segments, so that only their own codes are sent.
 """
 
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TextIO, TypeVar, cast
 
 from clustersim.common.control_characters import escape_controls
 from clustersim.common.memory_limit import watched_memory
@@ -78,6 +80,31 @@ def with_escaped_streams(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def ended_by_closed_pipe(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, which ends the process as other tools end where the reader of its output is gone (`| head`)."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return function(*arguments, **keywords)
+        except BrokenPipeError:
+            end_by_closed_pipe()
+
+    return call
+
+
+def end_by_closed_pipe() -> NoReturn:
+    """End this process by SIGPIPE, or where there are no signals with status 1.
+
+    Not by the signal's default action from the start on, which would end it silently where a worker process died, too.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes stdout again when it exits
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGPIPE)
+    raise SystemExit(1)
+
+
 def _warn(sentence: str) -> None:
     print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
@@ -100,5 +127,8 @@ def new_console(*, stderr: bool = False) -> "Console":
                 segment if segment.control else Segment(escape_controls(segment.text), segment.style)
                 for segment in buffer
             )
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `ended_by_closed_pipe` decides
 
     return SafeConsole(file=raw_stream(sys.stderr if stderr else sys.stdout))

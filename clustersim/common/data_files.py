@@ -24,6 +24,7 @@ _CATEGORY_NOUNS: Final = {
     "frameworks": "framework",
     "libraries": "library",
     "model_recipes": "file of recipes",
+    "models": "file of models",
     "power": "power file",
     "prices": "price list",
     "recipes": "recipe",

@@ -15,7 +15,9 @@ Sources: NVIDIA/TransformerEngine, docs/examples/fp8_primer and its recipes (fp8
 Microscaling Formats (MX) v1.0. Per-tensor and per-row scales are negligible and not counted.
 
 NF4 is a storage format of weights, not a compute format (Dettmers et al. 2023, arXiv:2305.14314, section 3):
-4 bits per element, an 8-bit scale per block of 64, and a 32-bit scale per 256 of these scales.
+4 bits per element, an 8-bit scale per block of 64, and a 32-bit scale per 256 of these scales. INT8 is one, too, where
+frozen weights have 8 bits and a scale a row (Dettmers et al. 2022, arXiv:2208.07339): its products are counted as a
+dequantization and one in the compute format.
 """
 
 from typing import Final
@@ -37,6 +39,7 @@ class DType(IdentityEnum):
     MXFP8 = "mxfp8"
     NVFP4 = "nvfp4"
     NF4 = "nf4"
+    INT8 = "int8"
 
     @property
     def bits(self) -> float:
@@ -70,9 +73,12 @@ _BITS: Final = {
     DType.MXFP8: 8.0 + 8 / 32,
     DType.NVFP4: 4.0 + 8 / 16,
     DType.NF4: 4.0 + 8 / 64 + 32 / (64 * 256),
+    DType.INT8: 8.0,
 }
 _EIGHT_BIT_DTYPES: Final = (DType.FP8, DType.FP8_ROWWISE, DType.FP8_BLOCKWISE, DType.MXFP8)
 LOW_PRECISION_DTYPES: Final = (*_EIGHT_BIT_DTYPES, DType.NVFP4)
 """Compute formats whose elements share scales."""
-COMPUTE_DTYPES: Final = tuple(dtype for dtype in DType if dtype is not DType.NF4)
-"""Formats that matmuls can be computed in (NF4 is only a storage format)."""
+STORED_WEIGHT_DTYPES: Final = (DType.NF4, DType.INT8)
+"""Formats that frozen weights are only stored in."""
+COMPUTE_DTYPES: Final = tuple(dtype for dtype in DType if dtype not in STORED_WEIGHT_DTYPES)
+"""Formats that matmuls can be computed in."""

@@ -117,14 +117,17 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
 def _closest_names(word: str, names: list[str]) -> list[str]:
     """Names that a word most likely means.
 
-    Compared are the last components of siblings of a dotted key, then all names, then all last components.
+    Compared are the last components of siblings of a dotted key, then all names, then all last components; where these
+    are equal to the word, before all names.
     """
     parent, _, last = word.rpartition(".")
-    sibling_names = [name for name in names if name.rpartition(".")[0] == parent]
+    last_components = {name: name.rpartition(".")[2] for name in names}
+    same_section = {name: last_components[name] for name in names if name.rpartition(".")[0] == parent}
     return (
-        _match_spelling(last, {name: name.rpartition(".")[2] for name in sibling_names})
+        _match_spelling(last, same_section)
+        or _names_spelled(last_components, {word})
         or _match_spelling(word, {name: name for name in names})
-        or _match_spelling(last, {name: name.rpartition(".")[2] for name in names})
+        or _match_spelling(last, last_components)
     )
 
 

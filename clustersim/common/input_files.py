@@ -186,16 +186,6 @@ def is_long_number(text: str) -> bool:
     return len(text) > MAX_DIGITS and _LONG_NUMBER.fullmatch(text.strip()) is not None
 
 
-def count_values(content: Any, limit: int) -> int:
-    """Values in lists and mappings, keys apart; counting ends soon after `limit`."""
-    count, pending = 0, [content]
-    while pending and count <= limit:
-        items = list(_items(pending.pop()))
-        count += len(items)
-        pending.extend(item for item in items if isinstance(item, (dict, list)))
-    return count
-
-
 def _items(value: Any) -> Iterator[Any]:
     if isinstance(value, Mapping):
         yield from value.values()

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
@@ -35,7 +36,7 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
             yield _InlineExecutor()
     else:
         others = {*active_children()}
-        pool = ProcessPoolExecutor(
+        pool = _SpawningPool(
             workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(code_refusal(),)
         )
         try:
@@ -46,6 +47,17 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
             _end_children([child for child in active_children() if child not in others])
+
+
+class _SpawningPool(ProcessPoolExecutor):
+    """A pool that breaks, and nothing else, where a worker dies while it starts."""
+
+    def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
+        """Submit a task; the first one starts the workers."""
+        try:
+            return super().submit(fn, *args, **kwargs)
+        except BrokenPipeError as error:  # what a worker is to run is written into a pipe that it reads
+            raise BrokenProcessPool("a worker process ended while it started") from error
 
 
 def _end_children(children: Sequence[BaseProcess]) -> None:

@@ -42,20 +42,32 @@ _WORDS_BY_KEY: Final = {
         "zero zero1 zero2 zero3 zero_stage zero_optimization fsdp fsdp2 hsdp ddp deepspeed fully_shard sharding "
         "sharding_strategy distributed_optimizer use_distributed_optimizer data_parallel_sharding_strategy"
     ),
-    "layout.tp": "mp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree tensor_model_parallel_size",
-    "layout.pp": "pp_size pipeline_parallel pipeline_parallel_size pipeline_parallel_degree "
+    "layout.tp": (
+        "mp tp_size tensor_parallel tensor_parallelism tensor_parallel_size tensor_parallel_degree "
+        "tensor_model_parallel_size"
+    ),
+    "layout.pp": "pp_size pipeline_parallel pipeline_parallelism pipeline_parallel_size pipeline_parallel_degree "
     "pipeline_model_parallel_size",
-    "layout.dp": "dp_size data_parallel data_parallel_size data_parallel_degree data_parallel_replicate_degree",
-    "layout.cp": "cp_size context_parallel context_parallel_size context_parallel_degree",
-    "layout.ep": "ep_size expert_parallel expert_parallel_size expert_parallel_degree expert_model_parallel_size",
+    "layout.dp": (
+        "dp_size data_parallel data_parallelism data_parallel_size data_parallel_degree data_parallel_replicate_degree"
+    ),
+    "layout.cp": "cp_size context_parallel context_parallelism context_parallel_size context_parallel_degree",
+    "layout.ep": (
+        "ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree "
+        "expert_model_parallel_size"
+    ),
     "layout.sequence_parallel": "sp use_sequence_parallel",
     "cluster.gpus, the GPUs of the job: nodes x GPUs per node": (
-        "world_size nnodes num_nodes n_nodes node_count num_gpus n_gpus ngpus gpu_count num_devices nproc_per_node"
+        "world_size nodes nnodes num_nodes n_nodes node_count num_gpus n_gpus ngpus gpu_count num_devices "
+        "nproc_per_node"
     ),
     "cluster.node.gpus": "gpus_per_node num_gpus_per_node",
     "cluster.accelerator": "gpu gpu_type gpu_model device_type chip",
     "framework.torch_compile": "compile",
     "training.attention": "flash flash_attn flash_attention use_flash_attn attn_implementation",
+    "economics.tokens, the tokens of the run": (
+        "epochs num_train_epochs max_steps num_steps train_iters train_steps train_tokens total_tokens num_tokens"
+    ),
     "model.layers": "num_layers n_layers n_layer num_hidden_layers",
     "model.hidden": "hidden_size d_model n_embd dim",
     "model.heads": "num_heads n_heads n_head num_attention_heads",
@@ -67,6 +79,25 @@ _WORDS_BY_KEY: Final = {
 KEY_SYNONYMS: Final = MappingProxyType(
     {word: key for key, synonyms in _WORDS_BY_KEY.items() for word in synonyms.split()}
 )
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "lr", "learning_rate", "min_lr", "lr_scheduler", "weight_decay", "warmup", "warmup_steps", "warmup_ratio",
+        "clip_grad", "max_grad_norm", "beta1", "beta2", "adam_beta1", "adam_beta2", "save_steps", "save_interval",
+        "logging_steps", "eval_steps", "eval_interval",
+    }
+)  # fmt: skip
+"""Keys of other tools on which the time of a step does not depend."""
+VALUE_SYNONYMS: Final = MappingProxyType(
+    {
+        "vpp": "interleaved", "zero_bubble": "zb-1p", "zb": "zb-1p", "zb_h1": "zb-1p", "zb_h2": "zb-2p",
+        "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash", "flash_attn": "flash",
+        "flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "standard",
+        "float8": "fp8", "mixed": "bf16", "amp": "bf16", "half": "fp16", "float16": "fp16",
+        "deepspeed": "zero3", "fully_shard": "fsdp", "checkpoint": "full", "checkpointing": "full",
+        "activation_checkpointing": "full", "gradient_checkpointing": "full",
+    }
+)  # fmt: skip
+"""Words that people use for values of keys, with the value that they most likely mean."""
 NAME_SYNONYMS: Final = MappingProxyType(
     {
         "clusters": {
@@ -75,7 +106,16 @@ NAME_SYNONYMS: Final = MappingProxyType(
             "a800": "hgx-a800", "h20": "hgx-h20", "gh200": "alps-gh200", "mi250": "mi250x", "l40s": "l40s-node",
             "4090": "rtx-4090-node", "rtx4090": "rtx-4090-node", "rtx-4090": "rtx-4090-node",
             "rubin": "vera-rubin-nvl144", "vr200": "vera-rubin-nvl144", "mi455x": "helios-mi455x",
+            "frontier": "mi250x", "lumi": "mi250x", "eos": "dgx-h100", "selene": "dgx-a100",
             "p4d": "aws-p4d", "p4de": "aws-p4de", "p5": "aws-p5", "p5e": "aws-p5e", "p5en": "aws-p5en",
+        },
+        "frameworks": {
+            "torch": "pytorch", "fsdp": "pytorch", "fsdp2": "pytorch", "ddp": "pytorch", "lightning": "pytorch",
+            "pytorch-lightning": "pytorch", "hf": "transformers", "huggingface": "transformers",
+            "hugging-face": "transformers", "trainer": "transformers", "trl": "transformers",
+            "axolotl": "transformers", "llama-factory": "transformers", "megatron-lm": "megatron",
+            "megatron-core": "megatron", "mcore": "megatron", "nemo2": "megatron-bridge", "jax": "maxtext",
+            "xla": "maxtext", "llm-foundry": "composer", "zero": "deepspeed",
         },
         "accelerators": {
             "v100": "v100-sxm-32gb", "a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "h800": "h800-sxm-80gb",
@@ -89,7 +129,7 @@ NAME_SYNONYMS: Final = MappingProxyType(
 _UNSUPPORTED_CHIPS: Final = (
     (re.compile(r"tpu|(?:^|-)v[4-7](?:e|p|lite\w*)?(?:-|$)|trillium|ironwood"), "a TPU"),
     (re.compile(r"trn\d|trainium|inf[12]\b|inferentia|neuron"), "AWS Trainium"),
-    (re.compile(r"gaudi|hpu|(?:^|-)dl[12]q?(?:-|$)"), "Intel Gaudi"),
+    (re.compile(r"gaudi|habana|hpu|(?:^|-)dl[12]q?(?:-|$)"), "Intel Gaudi"),
 )
 
 
@@ -99,7 +139,26 @@ def find_key_synonym(word: str) -> str | None:
     >>> find_key_synonym("--Seq-Length")
     'training.sequence'
     """
-    return KEY_SYNONYMS.get(word.strip().lstrip("-").replace("-", "_").casefold())
+    return KEY_SYNONYMS.get(_folded(word))
+
+
+def _folded(word: str) -> str:
+    return word.strip().lstrip("-").replace("-", "_").replace(" ", "_").casefold()
+
+
+def has_no_effect(word: str) -> bool:
+    """Whether a key of other tools is one on which the time of a step does not depend."""
+    return _folded(word) in _WITHOUT_EFFECT
+
+
+def find_value_synonym(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that another word for it means; None if that is not known, or none of the choices.
+
+    >>> find_value_synonym("flash_attention_2", ["flash2", "sdpa"])
+    'flash2'
+    """
+    meant = VALUE_SYNONYMS.get(_folded(word))
+    return meant if meant in (*choices,) else None
 
 
 def find_name_synonym(category: str, name: str, available: Iterable[str]) -> str | None:
@@ -126,6 +185,18 @@ def describe_model_name(name: str, presets: Iterable[str]) -> str | None:
     return (
         "a repository is not downloaded: save its config.json and write model: {path: config.json}"
         f"{f', or take the preset {preset}' if preset else ''}"
+    )
+
+
+def presets_beginning(name: str, presets: Iterable[str]) -> list[str]:
+    """The presets whose names begin with a name of no size, punctuation left out.
+
+    >>> presets_beginning("gpt-3", ["gpt2-xl", "gpt3-175b"]), presets_beginning("gpt-3-7b", ["gpt3-175b"])
+    (['gpt3-175b'], [])
+    """
+    beginning = _letters(name.casefold())
+    return (
+        [] if _model_size(name.casefold()) else [preset for preset in presets if _letters(preset).startswith(beginning)]
     )
 
 

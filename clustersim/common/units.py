@@ -92,6 +92,18 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     return amount * dimension.factors[unit]
 
 
+def parse_share(text: str) -> float:
+    """Parse a share that an option states, from 0 to below 1; raise ValueError for what is none.
+
+    >>> parse_share("0.1"), parse_share("95 %")
+    (0.1, 0.95)
+    """
+    share = float(text.strip().removesuffix("%")) / (100.0 if "%" in text else 1.0)
+    if not 0.0 <= share < 1.0:
+        raise ValueError(text)
+    return share
+
+
 def format_number(value: float) -> str:
     """Format a number: four significant digits, thousands separated, no exponent where it is large.
 

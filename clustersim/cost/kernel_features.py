@@ -25,6 +25,7 @@ from clustersim.model.kernels import (
     MemoryBoundOp,
     MemoryBoundShape,
     ScanShape,
+    SparseAttentionShape,
 )
 
 LAYOUT_DISTANCE: Final = math.log(2.0)
@@ -77,6 +78,8 @@ def extract_features(signature: KernelSignature) -> KernelFeatures:
             return KernelFeatures((family_name, formats), (), sizes)
         case ScanShape(routine=routine, backward=backward):
             return KernelFeatures((family_name, routine, backward), (), sizes)
+        case SparseAttentionShape(routine=routine, selected=selected, backward=backward):
+            return KernelFeatures((family_name, routine, selected, backward), (), sizes)
 
 
 def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
@@ -86,8 +89,8 @@ def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
         case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window) as shape:
             sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.value_head_dim) / 2)
             return sizes if window is None else (*sizes, window)
-        case ScanShape(batch=batch, sequence=sequence, heads=heads, key_dim=key_dim, value_dim=value_dim):
-            return batch * heads, sequence, key_dim, value_dim
+        case ScanShape() | SparseAttentionShape():
+            return shape.batch * shape.heads, shape.sequence, shape.key_dim, shape.value_dim
         case MemoryBoundShape(routine, rows, width) if routine in _ELEMENTWISE_ROUTINES:
             return (rows * width,)
         case MemoryBoundShape(routine, rows, width, table=table) if routine in _TABLE_ROUTINES:

@@ -3,9 +3,10 @@
     seconds = max(max(compute, memory) + launches · kernel latency, launches · launch interval)
 
 Memory time is bytes over the bandwidth that memory-bound kernels reach; quantization kernels of
-block-scaled formats may reach less. Compute time is FLOP over the peak for memory-bound kernels; matmuls
-and flash attention are split into the tiles that a compute unit works on, and tiles run in waves of one
-tile per compute unit, so a partly filled last wave costs a full one.
+block-scaled formats may reach less; some operators are bound by elements instead (`cost.elementwise`). Compute
+time is FLOP over the peak for memory-bound kernels; matmuls and flash attention are split into the tiles that a
+compute unit works on, and tiles run in waves of one tile per compute unit, so a partly filled last wave costs a
+full one.
 
 A tile of m x n over k costs 2 m n (k + p) FLOP at a fraction of the peak; p is the cost of filling and
 draining its pipeline. The fraction is largest for the largest tile and falls with the perimeter, as (1 +
@@ -18,8 +19,9 @@ to be well balanced, so that the kernel lasts as long as the mean load of a comp
 block. A sliding window skips the blocks outside it, and has a second edge on which half of a block is
 masked. In block-scaled formats attention is faster than in BF16 by a constant. A head dimension that the
 library has no kernel for is computed as the next larger one that it has (`hardware.alignment`, which also
-gives the slowdown of matmuls with badly aligned operands). Grouped GEMMs of experts are in
-`cost.grouped_gemm`; the shares of both rates that kernels of scans reach in `cost.scan_rates`.
+gives the slowdown of matmuls with badly aligned operands). Where heads of keys and values differ in size (latent
+attention), another kernel may run, slower by a constant. Grouped GEMMs of experts are in
+`cost.grouped_gemm`; the shares of both rates that kernels of scans and of sparse attention reach in `cost.scan_rates`.
 
 In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
 power and is slowed less, or not at all (`power_limited_rate`): at 34 % of the peak, FlashAttention-2 on an
@@ -39,6 +41,7 @@ import numpy as np
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, FlopPerSecond, Seconds
+from clustersim.cost.elementwise import elementwise_seconds
 from clustersim.cost.grouped_gemm import grouped_work
 from clustersim.cost.matmul_tiles import KernelWork, alignment_rate, matmul_options, matmul_rate
 from clustersim.cost.scan_rates import library_share
@@ -46,6 +49,7 @@ from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
 from clustersim.model.kernels import (
+    ATTENTION_KINDS,
     GROUPED_MATMUL_KINDS,
     AttentionShape,
     Kernel,
@@ -55,10 +59,10 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
     ScanRoutine,
     ScanShape,
+    SparseAttentionShape,
 )
 from clustersim.model.training import AttentionBackend
 
-_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 _POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
@@ -108,25 +112,28 @@ class Roofline:
             return self._matmul_work(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
             return self._attention_work(kernel, kernel.shape)
-        if isinstance(kernel.shape, ScanShape):
-            return self._scan_work(kernel, kernel.shape)
+        if isinstance(kernel.shape, ScanShape | SparseAttentionShape):
+            return self._library_work(kernel, kernel.shape)
         compute, memory = kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes)
         if not isinstance(kernel.shape, MemoryBoundShape):
             return KernelWork(compute, memory)
+        if (elementwise := elementwise_seconds(self.accelerator, kernel)) is not None:
+            return KernelWork(compute, elementwise)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
-        return KernelWork(compute, memory / (ratio * self._scan_share(kernel.shape)))
+        share = self._library_share(kernel.shape)
+        return KernelWork(compute / share, memory / (ratio * share))
 
-    def _scan_work(self, kernel: Kernel, shape: ScanShape) -> KernelWork:
+    def _library_work(self, kernel: Kernel, shape: ScanShape | SparseAttentionShape) -> KernelWork:
         """Products at the matmuls' rate, of a selective scan on vector units; both at the library's share."""
         is_vector = shape.routine is ScanRoutine.SELECTIVE_SCAN
         rate = self.accelerator.peak_flops(DType.FP32) if is_vector else matmul_rate(self.accelerator, kernel.dtype)
-        share = self._scan_share(shape)
+        share = self._library_share(shape)
         bandwidth_share = share * self.accelerator.efficiency.operator_bandwidth_ratio
         return KernelWork(kernel.flops / rate / share, self._memory_seconds(kernel.bytes) / bandwidth_share)
 
-    def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
-        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all; 1 of PyTorch's own."""
+    def _library_share(self, shape: ScanShape | SparseAttentionShape | MemoryBoundShape) -> float:
+        """Share of the roofline that a library's kernels reach, on this accelerator or on all; 1 of PyTorch's own."""
         if isinstance(shape, MemoryBoundShape) and not shape.fused:
             return 1.0
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
@@ -144,7 +151,7 @@ class Roofline:
         isolated: its work in isolation.
         """
         rate = self._arithmetic_rate(kernel)
-        if kernel.kind not in _ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
+        if kernel.kind not in ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
             return rate
         dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))
@@ -181,6 +188,7 @@ class Roofline:
             self.accelerator.peak_flops(base_dtype)
             * constants.peak_fraction
             * self._attention_speedup(kernel.dtype, constants)
+            * (1.0 if shape.head_dim == shape.value_head_dim else constants.unequal_head_ratio)
         )
         load = attention_load(self.accelerator, constants, shape, scores)
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))

@@ -1,27 +1,20 @@
-"""What share of the roofline do the kernels of scans reach?
+"""What share of the roofline do the kernels of scans and of sparse attention reach?
 
-Kernels of linear attention and state spaces are of libraries whose generated (Triton) code reaches less of memory
-bandwidth and matmul rate than hand-written kernels do. A share by routine and direction, fitted to published
-kernels, stands in `topologies/scans`, one file per library; an accelerator's own file has those that are known to be
-others there. Routines that no file names reach all of it.
+Kernels of linear attention, state spaces and sparse attention are of libraries whose generated (Triton, TileLang) code
+reaches less of memory bandwidth and matmul rate than hand-written kernels do. A share by routine and direction, fitted
+to published kernels, stands in `topologies/scans`, one file per library; an accelerator's own file has those that are
+known to be others there. Routines that no file names reach all of it. Matrix
+factorizations are given in the same way.
 """
 
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final
 
 from clustersim.common import data_files
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.hardware.efficiency import ScanShare
 from clustersim.hardware.efficiency_reader import read_scan_shares
-from clustersim.model.kernels import MemoryBoundOp, ScanRoutine
-
-SCAN_ROUTINES: Final = frozenset(
-    routine.value
-    for routine in (*ScanRoutine, MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM, MemoryBoundOp.L2NORM)
-)
-"""Routines whose shares files may give."""
 
 
 def library_share(routine: str) -> ScanShare | None:

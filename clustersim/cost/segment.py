@@ -142,6 +142,12 @@ class SegmentTiming:
         """[operations] seconds of each operation's kernels without overlap, launch stalls included."""
         return np.array(self.durations) - self.exposed_comm - self.overlap_delay
 
+    @property
+    def running_share(self) -> FloatArray:
+        """[operations] share of `kernel_seconds` in which kernels run: the rest are launch stalls."""
+        seconds = self.kernel_seconds
+        return 1.0 - np.divide(self.launch_stalls, seconds, out=np.zeros(len(seconds)), where=seconds > 0.0)
+
     def fixed(self, kernel_seconds: FloatArray) -> FloatArray:
         """Seconds of operations that are not kernel time, when kernels take these seconds: [.., operations] both."""
         fixed_seconds = self.exposed_comm + self.overlap_delay
@@ -258,21 +264,29 @@ class SegmentCost:
         return self._interference.combined_level(first, second)
 
     def slowdown(self, rank: int, segment: Segment) -> FloatArray:
-        """Slowdown of a segment's kernels on a rank at each level from 1 on: [levels - 1, operations] fractions."""
-        segment, model_index = self._canonical_segment(segment), int(self.device_models.index_of_rank[rank])
-        cached = self._slowdown_cache.get((segment, model_index))
+        """Slowdown of a segment's kernels on a rank at each level from 1 on: [levels - 1, operations] fractions.
+
+        Fractions of `SegmentTiming.kernel_seconds`, whose launch stalls are not slowed: the host launches at its pace.
+        """
+        segment = self._canonical_segment(segment)
+        key = segment, int(self.timing_classes(segment)[rank])
+        cached = self._slowdown_cache.get(key)
         if cached is None:
-            kernels = (operation.kernel for operation in segment.distinct_operations)
-            class_indices = np.array(
-                [0 if kernel is None else _CLASS_INDEX[kernel.kind] for kernel in kernels], dtype=np.int64
-            )
-            slowdown_table = np.array(
-                [levels[model_index] for levels in self._interference.levels], dtype=np.float64
-            ).reshape(-1, len(KERNEL_CLASSES))
-            cached = self._slowdown_cache[segment, model_index] = slowdown_table[
-                :, class_indices[segment.operation_index]
-            ]
+            running_share = self.time_segment(rank, segment).running_share
+            cached = self._slowdown_cache[key] = self._kernel_slowdown(rank, segment) * running_share
         return cached
+
+    def _kernel_slowdown(self, rank: int, segment: Segment) -> FloatArray:
+        """Slowdown of a segment's kernels while they run: [levels - 1, operations] fractions."""
+        model_index = int(self.device_models.index_of_rank[rank])
+        kernels = (operation.kernel for operation in segment.distinct_operations)
+        class_indices = np.array(
+            [0 if kernel is None else _CLASS_INDEX[kernel.kind] for kernel in kernels], dtype=np.int64
+        )
+        slowdown_table = np.array(
+            [levels[model_index] for levels in self._interference.levels], dtype=np.float64
+        ).reshape(-1, len(KERNEL_CLASSES))
+        return slowdown_table[:, class_indices[segment.operation_index]]
 
     @cached_property
     def compute_slows_comm(self) -> bool:

@@ -20,7 +20,6 @@ Reference: `hardware.efficiency.TrainingDerating`.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
-from typing import Final
 
 from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 from clustersim.cost.device_models import slowest_deviation
@@ -28,10 +27,8 @@ from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import LOCALLY_MEASURED, KernelCost, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
-from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.kernels import ATTENTION_KINDS, Kernel
 from clustersim.model.training import AttentionBackend
-
-_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
 def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
@@ -139,7 +136,7 @@ class SustainedKernels:
         The timed library is not assumed to be slower than this machine's libraries allow.
         """
         timing, other = self.isolated.time_kernel(kernel), self.other_attention
-        if other is not None and kernel.kind in _ATTENTION_KINDS and (slowdown := other.slowdown(kernel)) > 1.0:
+        if other is not None and kernel.kind in ATTENTION_KINDS and (slowdown := other.slowdown(kernel)) > 1.0:
             slower = _slower_attention_timing(timing, slowdown)
             return _apply_rate(slower, other.requested.time_kernel(kernel), other.in_step.time_kernel(kernel))
         return _apply_rate(timing, self.isolated_model.time_kernel(kernel), self.in_step_model.time_kernel(kernel))

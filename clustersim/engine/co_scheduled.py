@@ -6,6 +6,7 @@ jobs slow each other where they load the same links at the same time, and nowher
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import simpy
 
@@ -13,12 +14,13 @@ from clustersim.common.units import Seconds
 from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
-from clustersim.engine.execution_strategies import collect_results, create_ranks
+from clustersim.engine.execution_strategies import collect_results, create_ranks, rank_progress
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.fluid_network import FluidNetwork
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.scalar.rank_process import RankProcess
 from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.task_progress import ProgressWatcher, ignore_progress
 from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
@@ -35,15 +37,18 @@ class CoScheduledJob:
     start: Seconds = 0.0
 
 
-def simulate_co_scheduled(jobs: Sequence[CoScheduledJob]) -> tuple[tuple[Trace, OperationSpanLog], ...]:
+def simulate_co_scheduled(
+    jobs: Sequence[CoScheduledJob], watch: ProgressWatcher = ignore_progress
+) -> tuple[tuple[Trace, OperationSpanLog], ...]:
     """Simulate one rank of every symmetry class of each job; return trace and recorded operation spans of each.
 
-    All times are of the common clock.
+    All times are of the common clock. watch: is given the progress of all jobs.
     """
     environment = SimEnvironment(min(job.start for job in jobs))
     network = FluidNetwork(environment, jobs[0].classes.link_class_count)
     states = [_shared_state(job, environment, network) for job in jobs]
     ranks = [create_ranks(shared) for shared in states]
+    watch(rank_progress(chain.from_iterable(ranks)))
     for job, job_ranks in zip(jobs, ranks, strict=True):
         _start_ranks(environment, job.start, job_ranks)
     environment.run()

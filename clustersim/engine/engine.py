@@ -28,12 +28,15 @@ def simulate_program(
     contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
 ) -> tuple[Trace, OperationSpanLog]:
+    """`simulate_step` of the step with these fields."""
+    return simulate_step(ExecutableStep(program, classes, cost, coalesce, contention_map, jitter))
+
+
+def simulate_step(step: ExecutableStep) -> tuple[Trace, OperationSpanLog]:
     """Simulate one rank of every symmetry class; return the trace and the recorded operation spans.
 
-    Operation spans are recorded only where segments run by sub-segments; the others follow from `cost`. Arguments: see
-    `ExecutableStep`.
+    Operation spans are recorded only where segments run by sub-segments; the others follow from the step's cost.
     """
-    step = ExecutableStep(program, classes, cost, coalesce, contention_map, jitter)
     executed = (strategy.execute(step) for strategy in STRATEGIES if strategy.can_execute(step))
     return next(result for result in executed if result is not None)
 

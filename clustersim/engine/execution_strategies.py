@@ -8,6 +8,7 @@ benchmark justifies it (DESIGN.md). Strategies for parts of a step (segments as 
 reserved links; periods that repeat) are choices of rank by rank.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -20,6 +21,7 @@ from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.recorder import Recorder
 from clustersim.engine.scalar.rank_process import RankProcess, ignore_mark
 from clustersim.engine.scalar.shared_state import SharedState
+from clustersim.engine.task_progress import ProgressWatcher, TaskProgress, ignore_progress
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.program import Program
 from clustersim.symmetry.refinement import SymmetryClasses
@@ -36,7 +38,7 @@ class ExecutableStep:
     coalesce: segments in which no other simulated rank takes part are one event each where links allow; if false,
     every operation is one. contention_map: which comm ops share links (with the link colours in `classes`);
     without it each takes its uncontended duration. jitter: random variation of kernel durations; then every rank
-    must be in a symmetry class of its own.
+    must be in a symmetry class of its own. watch: is given the progress when the step begins.
     """
 
     program: Program
@@ -45,6 +47,7 @@ class ExecutableStep:
     coalesce: bool = True
     contention_map: ContentionMap | None = None
     jitter: Jitter | None = None
+    watch: ProgressWatcher = ignore_progress
 
 
 class ExecutionStrategy(Protocol):
@@ -72,7 +75,9 @@ class Vectorized:
 
     def execute(self, step: ExecutableStep) -> tuple[Trace, OperationSpanLog] | None:
         """The trace, without operation spans, which follow from costs; None where programs wait for each other."""
-        trace = VectorizedEngine(step.program, step.classes, step.cost, step.jitter).simulate_all()
+        engine = VectorizedEngine(step.program, step.classes, step.cost, step.jitter)
+        step.watch(engine.progress)
+        trace = engine.simulate_all()
         return None if trace is None else (trace, Recorder().operation_log())
 
 
@@ -91,6 +96,7 @@ class RankByRank:
         """The trace, and the spans of operations in segments that ran by sub-segments; the others follow from costs."""
         shared = SharedState(step.program, step.classes, step.cost, step.coalesce, step.contention_map, step.jitter)
         ranks = create_ranks(shared)
+        step.watch(rank_progress(ranks))
         for rank in ranks:
             rank.start()
         watch_steady_state(shared, ranks)
@@ -107,6 +113,11 @@ def create_ranks(shared: SharedState) -> list[RankProcess]:
     ranks = [RankProcess(int(rank_id), shared) for rank_id in sorted(set(shared.classes.representative.tolist()))]
     shared.ranks.update({rank.rank_id: rank for rank in ranks})
     return ranks
+
+
+def rank_progress(ranks: Iterable[RankProcess]) -> TaskProgress:
+    """The progress of ranks that are simulated one by one."""
+    return TaskProgress(tuple(rank.done for rank in ranks))
 
 
 def collect_results(shared: SharedState, ranks: list[RankProcess]) -> tuple[Trace, OperationSpanLog]:

@@ -209,8 +209,7 @@ def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None
     section.reject_renamed_keys("clusters")
     node = section.get_section("node")
     per_node = node.get_int("gpus", max_value=MAX_GPUS)
-    file_count = section.get_int("gpus", max_value=MAX_GPUS)
-    count = _require_full_nodes(section, file_count if gpu_count is None else gpu_count, per_node)
+    count = _require_full_nodes(section, _requested_gpus(section, gpu_count), per_node)
     accelerator = read_accelerator(section, "accelerator")
     fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
     cluster = _read_cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
@@ -356,6 +355,16 @@ def _read_cluster(
         is_measured=section.get_bool("measured"),
         files=(path, *accelerator.files, data_files.find_file("libraries", library)),
     )
+
+
+def _requested_gpus(section: MappingReader, gpu_count: int | None) -> int:
+    """The number of GPUs that was asked for, else the file's, which is only needed then."""
+    if section.has_key("gpus"):
+        file_count = section.get_int("gpus", max_value=MAX_GPUS)
+        return file_count if gpu_count is None else gpu_count
+    if gpu_count is None:
+        raise section.input_error("gpus", "is missing; state it here, or as cluster.gpus in a scenario")
+    return gpu_count
 
 
 def _require_full_nodes(section: MappingReader, gpu_count: int, per_node: int) -> int:

@@ -114,7 +114,9 @@ class AttentionEfficiency:
     peak_fraction: in its main loop; head_overhead: cost of the softmax of one score, in elements of the head
     dimension; key_overhead: cost of the start and end of a block, in keys; causal_ratio: rate with a causal mask
     relative to none, beyond what blocks and waves explain; query_block: query rows that one compute unit processes
-    at a time; speedup_by_format: of its matmuls by low-precision format, of those that it has kernels for.
+    at a time; speedup_by_format: of its matmuls by low-precision format, of those that it has kernels for;
+    unequal_head_ratio: rate where heads of keys and values differ in size, for which other kernels may run, relative
+    to equal heads.
     """
 
     peak_fraction: float
@@ -123,6 +125,7 @@ class AttentionEfficiency:
     key_overhead: float
     query_block: int
     speedup_by_format: Mapping[DType, float] = field(default_factory=dict)
+    unequal_head_ratio: float = 1.0
 
     def scaled(self, ratio: float) -> "AttentionEfficiency":
         """A copy with the peak fraction multiplied by a ratio."""

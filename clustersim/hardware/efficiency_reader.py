@@ -75,7 +75,7 @@ def read_scan_shares(section: MappingReader) -> Mapping[str, ScanShare]:
 
 
 def _read_ratio(section: MappingReader, key: str) -> float:
-    """A share of the bandwidth of large memory-bound kernels, all of it where the file does not say."""
+    """A rate relative to another, equal to it where the file does not say."""
     return section.get_fraction(key) if section.has_key(key) else 1.0
 
 
@@ -175,6 +175,7 @@ def _read_attention(section: MappingReader) -> AttentionEfficiency:
             head_overhead=lambda: section.get_float("head_overhead"),
             key_overhead=lambda: section.get_float("key_overhead"),
             query_block=lambda: section.get_int("query_block", max_value=MAX_COMPUTE_UNITS),
+            unequal_head_ratio=lambda: _read_ratio(section, "unequal_head_ratio"),
             speedup_by_format=lambda: _read_by_format(
                 section,
                 "speedup_by_format",

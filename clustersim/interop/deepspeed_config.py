@@ -71,29 +71,27 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
         parsed.has(name)
     path = parsed.unchecked("deepspeed_config")
     stage = parsed.text("zero-stage")
-    _reject_sequence_parallelism(parsed)
     if not is_used:
         return None
     config = {} if path is None else _read_config(parsed, path, files)
     if config:
         stage = str(_stage_of(config))
         _reject_offload(parsed, config)
+        if config.get("compression_training"):
+            raise parsed.error("deepspeed_config", "its compression_training is not modelled")
     if stage is None and config is None:
         raise parsed.error(
             "deepspeed_config",
             f"{parsed.shown(path or '')} is not next to the script, so its ZeRO stage is not known; add --zero-stage",
         )
     number = (stage or "0").removesuffix(".0")
+    if number == "0" and parsed.has("bf16"):
+        number = "1"  # DeepSpeed's BF16_Optimizer shards its states whatever the stage
     if not number.isdecimal() or int(number) not in _STRATEGY_BY_STAGE:
         raise parsed.error(
             "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, _STRATEGY_BY_STAGE))}"
         )
     return ZeroSettings(_STRATEGY_BY_STAGE[int(number)])
-
-
-def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
-    if parsed.positive_integer("ds-sequence-parallel-size") > 1:
-        raise parsed.error("ds-sequence-parallel-size", "DeepSpeed's Ulysses is not modelled; rings are")
 
 
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:

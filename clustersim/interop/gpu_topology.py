@@ -21,7 +21,6 @@ _LINK_BANDWIDTH: Final = {70: 25.0, 80: 25.0, 90: 25.0, 100: 50.0, 103: 50.0}
 _GENERATIONS: Final = {70: "nvlink2", 80: "nvlink3", 90: "nvlink4", 100: "nvlink5", 103: "nvlink5"}
 _LANE_GBIT: Final = {"8.0": 8 * 128 / 130, "16.0": 16 * 128 / 130, "32.0": 32 * 128 / 130, "64.0": 64.0, "5.0": 4.0}
 """Gbit/s that a PCIe lane carries, by its GT/s (PCI-SIG: 128b/130b from 8 GT/s on, 8b/10b below)."""
-_PORT: Final = ("bandwidth", "latency")
 _MAX_LINKS: Final = 18
 """NVLinks of a GPU: where all pairs have as many as need more, each GPU has these to switches."""
 _NIC_CLASSES: Final = ("0x0200", "0x0207")

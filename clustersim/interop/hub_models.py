@@ -2,35 +2,81 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.common.synonyms import similar_preset
 from clustersim.interop.import_result import ImportContext
+from clustersim.model.presets import all_presets
 
-_GPT2: Final = {"gpt2": "gpt2-small"}
+_TABLE: Final = Path(__file__).with_name("hub_models.yaml")
+_MAX_NAME: Final = 200
 
 
-def hub_model(name: str, source: str, context: ImportContext) -> Any:
-    """The `model` section of a model's name: a folder with its config.json, or a preset; None: the user sets it."""
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """The `model` section that a name stands for. section: None: the user sets it; remark: what it leaves out."""
+
+    section: Any
+    remark: str | None = None
+
+
+def hub_model(name: str, source: str, context: ImportContext) -> HubModel:
+    """The model of a name: a folder with its config.json, or a preset; raises InputError that says what to pass."""
     if any(key == "model" or key.startswith("model.") for key in context.overridden):
-        return None
-    folder = None if context.directory is None or "\0" in name else context.directory / name
-    if folder is not None and (folder / "config.json").is_file():
-        return {"path": str(folder / "config.json")}
-    wanted = name.rstrip("/").rpartition("/")[2].casefold()
-    for form, entry in _table().items():
-        match = re.fullmatch(form, wanted)
-        if match is not None and "model" in entry:
-            return {"name": wanted, **entry["model"]}
+        return HubModel(None)
+    beside = _config_beside(name, context.directory)
+    if beside is not None:
+        return HubModel({"path": str(beside)})
+    preset = find_preset(name, "names")
+    if preset is not None:
+        return HubModel(preset)
+    text_preset = find_preset(name, "text_models")
+    if text_preset is not None:
+        return HubModel(text_preset, f"{name}: its text model is simulated, without the encoder of images")
+    raise InputError(f"{source}: {_unknown_model(name)}")
+
+
+def find_preset(name: str, part: str) -> str | None:
+    """The preset of a hub's name; None without one. part: of the table, names or text_models."""
+    table = _table()
+    wanted = _last_part(name).casefold()
+    words = "|".join(table["ignored_words"].split())
+    core = re.sub(rf"([-_](?:{words}|\d{{4}}|rope-\d+k))+$", "", wanted)
+    for form, preset in table[part].items():
+        match = re.fullmatch(form, core) or re.fullmatch(form, wanted)
         if match is not None:
-            preset = _filled(entry["preset"], match)
-            return _GPT2.get(preset, preset)
-    raise InputError(
-        f"{source}: the model {name} is not here; give its config.json, such as --set model.path=config.json, or a "
-        "preset, such as --set model=llama3-8b"
+            return _filled(preset, match)
+    return None
+
+
+def _last_part(name: str) -> str:
+    """A name without its organisation; of a folder in the hub's cache the repository's."""
+    cached = re.search(r"models--[\w.-]+--([\w.-]+)/", name)
+    return cached[1] if cached else name[:_MAX_NAME].rstrip("/").rpartition("/")[2]
+
+
+def _config_beside(name: str, directory: Path | None) -> Path | None:
+    """The config.json of a folder that a file names: relative to its own folder, or by the name's last part there."""
+    if directory is None or "\0" in name:
+        return None
+    last = _last_part(name)
+    candidates = (directory / name / "config.json", directory / last / "config.json", directory / f"{last}.json")
+    return next((path for path in candidates if last and path.is_file()), None)
+
+
+def _unknown_model(name: str) -> str:
+    last = _last_part(name) or "MODEL"
+    similar = similar_preset(name, all_presets())
+    preset = similar or "llama3-8b"
+    like = f"such as the similar --set model={preset}" if similar else f"such as --set model={preset}"
+    return (
+        f"the model {name} is no packaged one; save its config.json as {last}/config.json next to this file, or give "
+        f"it with --set model.path=config.json, or name a preset with its dimensions, {like} (clustersim presets)"
     )
 
 
@@ -41,5 +87,4 @@ def _filled(preset: str, match: re.Match[str]) -> str:
 
 @cache
 def _table() -> Mapping[str, Any]:
-    table: Mapping[str, Any] = read_mapping(Path(__file__).with_name("hub_models.yaml"))["names"]
-    return table
+    return read_mapping(_TABLE)

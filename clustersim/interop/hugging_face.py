@@ -27,11 +27,21 @@ _MAX_NEIGHBOURS: Final = 64
 _STAGES: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _ATTENTION: Final = {
     "flash_attention_2": "flash2", "fa2": "flash2", "flash_attention_3": "flash3", "fa3": "flash3", "sdpa": "sdpa",
-    "eager": "standard", "disabled": "standard", "auto": None,
+    "eager": "standard", "disabled": "standard", "auto": None, "xformers": "sdpa",
 }  # fmt: skip
 _FSDP2_ATTENTION: Final = "kernels-community/"
-_ADAM_OF_FEW_BITS: Final = re.compile(r"(paged_)?adamw?(_bnb|_torch)?_(8|4|32)bit$|adamw_torch_fp8$")
-_ADAM: Final = re.compile(r"(paged_)?adamw?(_torch(_fused|_npu_fused)?|_hf|_apex_fused)?$")
+_OPTIMIZERS: Final = {
+    "adam": re.compile(r"(paged_)?adamw?(_torch(_fused|_npu_fused|_xla)?|_hf|_apex_fused|_anyprecision|_32bit)?$"),
+    "adam8bit": re.compile(r"(paged_)?adamw?(_bnb|_torch)?_8bit$|(ao_)?adamw(_torch)?_fp8$|ao_adamw_8bit$"),
+    "lion": re.compile(r"(paged_)?lion(_32bit|_pytorch)?$"),
+    "sgd": re.compile(r"sgd$"),
+    "adafactor": re.compile(r"adafactor$"),
+    "muon": re.compile(r"muon$"),
+}
+_ADAM_OF_FEW_BITS: Final = re.compile(r"(ao_)?adamw(_torch)?_4bit$|(paged_)?lion_8bit$|ademamix.*_8bit$")
+"""Fewer bits than the scenario's optimizers have: read where only adapters are trained, whose states are small."""
+_FP8_RECIPES: Final = {"axolotl": "fp8-tensorwise", "llama-factory": "fp8-rowwise"}
+"""torchao's, as accelerate gets it: axolotl, core/trainers/base.py; LLaMA-Factory, train/fp8_utils.py."""
 _IRRELEVANT: Final = re.compile(
     r"(dataset|val_|eval|test_|wandb|mlflow|comet|swanlab|hub|push_to|save|load_best|logging|report|run_name|project|"
     r"trackio|output|overwrite|resume|seed|warmup|lr_|learning_rate|min_lr|num_(train_)?epochs|max_steps|num_epochs|weight_decay|"
@@ -48,11 +58,14 @@ _IRRELEVANT: Final = re.compile(
 )
 """Keys that change no step, by their beginnings."""
 _REFUSED: Final = {
-    "rl": "preference and reinforcement training is not modelled",
+    **dict.fromkeys(
+        ("rl", "beta", "max_prompt_length", "num_generations", "reward_funcs", "reward_weights", "pref_beta"),
+        "preference and reinforcement training is not modelled",
+    ),
     "reward_model": "reward models are not modelled",
     "process_reward_model": "reward models are not modelled",
     "use_galore": "GaLore is not modelled", "use_apollo": "APOLLO is not modelled",
-    "use_badam": "BAdam is not modelled", "use_muon": "Muon is not read here",
+    "use_badam": "BAdam is not modelled",
     "use_adam_mini": "Adam-mini is not modelled", "use_kt": "KTransformers is not modelled",
     "gptq": "quantized weights are not read", "use_dora": "DoRA is not modelled",
     "quantization_method": "quantized weights are not read", "lora_use_dora": "DoRA is not modelled",
@@ -62,7 +75,8 @@ _REFUSED: Final = {
         "Megatron-LM behind this program is not read; write a scenario",
     ),
     "mixture_of_depths": "mixture of depths is not modelled", "relora": "ReLoRA is not modelled",
-    "relora_steps": "ReLoRA is not modelled", "lisa_n_layers": "LISA is not modelled", "fp8": "it is not read here",
+    "relora_steps": "ReLoRA is not modelled", "lisa_n_layers": "LISA is not modelled",
+    **dict.fromkeys(("export_dir", "infer_backend"), "a file of merging or inference describes no training"),
     "qat": "quantization-aware training is not modelled", "quantization": "quantization-aware training is not modelled",
     "unfrozen_parameters": "partly frozen models are not modelled", "use_unsloth": "Unsloth's kernels are not modelled",
     "freeze_trainable_layers": "partly frozen models are not modelled",
@@ -163,10 +177,12 @@ def _import(settings: _Settings, cluster: str, gpu_count: int | None) -> ImportR
     if not isinstance(gpus, int) or gpus < 1:
         raise InputError(f"{settings.source}: does not say how many GPUs; give --gpus")
     model = hub_model(str(name), settings.source, settings.context)
+    if model.remark is not None:
+        settings.remarks.append(model.remark)
     layout, offload, framework = _layout(settings, accelerate, gpus)
     training = _training(settings, gpus // (layout.get("tp", 1) * layout.get("cp", 1)))
     mapping = {
-        **({} if model is None else {"model": model}),
+        **({} if model.section is None else {"model": model.section}),
         "cluster": {"name": cluster, "gpus": gpus},
         "layout": layout,
         "training": training | ({"offload": offload} if offload else {}),
@@ -180,7 +196,7 @@ def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
     microbatch = settings.integer("micro_batch_size", "per_device_train_batch_size", default=8)
     accumulation = settings.integer("gradient_accumulation_steps", default=1)
     names = ("sequence_len", "cutoff_len", "max_seq_length", "max_length", "model_max_length", "block_size")
-    sequence = settings.integer(*names, default=2048 if "cutoff_len" in settings.values else None)
+    sequence = settings.integer(*names, default=_default_sequence(settings))
     if not settings.flag("sample_packing", "packing"):
         settings.remarks.append(
             f"every sequence has {sequence} tokens, as samples are not packed: shorter ones are faster"
@@ -202,8 +218,15 @@ def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
     lora = _lora(settings)
     if lora is not None:
         training["lora"] = lora
-    _require_adam(settings, has_adapters=lora is not None)
-    return training
+    optimizer = _optimizer(settings, has_adapters=lora is not None)
+    return training if optimizer == "adam" else training | {"optimizer": optimizer}
+
+
+def _default_sequence(settings: _Settings) -> int | None:
+    """The sequence that a program has by default; None: it has none."""
+    if "base_model" in settings.values:
+        return 512
+    return 2048 if "finetuning_type" in settings.values else None
 
 
 def _checkpoints(settings: _Settings) -> bool:
@@ -214,6 +237,8 @@ def _checkpoints(settings: _Settings) -> bool:
 
 
 def _precision(settings: _Settings) -> dict[str, Any]:
+    if settings.flag("fp8"):
+        return {"compute": _FP8_RECIPES["llama-factory" if "cutoff_len" in settings.values else "axolotl"]}
     if settings.flag("bf16", "bfloat16"):
         return {"compute": "bf16"}
     if settings.flag("fp16", "float16"):
@@ -238,14 +263,22 @@ def _fuses_linear_loss(settings: _Settings) -> bool:
     return settings.flag("liger_fused_linear_cross_entropy", "enable_liger_kernel", "use_liger_kernel", "use_liger")
 
 
-def _require_adam(settings: _Settings, *, has_adapters: bool) -> None:
-    """Raise InputError for another optimizer, and for states of few bits where they are not those of adapters alone."""
+def _optimizer(settings: _Settings, *, has_adapters: bool) -> str:
+    """The scenario's optimizer; raises InputError for another one."""
     name = str(settings.get("optimizer", "optim") or "adamw_torch")
-    if has_adapters and _ADAM_OF_FEW_BITS.match(name):
+    if settings.flag("use_muon"):
+        return "muon"
+    found = next((optimizer for optimizer, form in _OPTIMIZERS.items() if form.match(name)), None)
+    if found is None and has_adapters and _ADAM_OF_FEW_BITS.match(name):
         settings.remarks.append(f"states of the adapters are FP32, where {name} keeps fewer bits: they are small")
-        return
-    if not _ADAM.match(name):
-        raise settings.error("optimizer", f"{name!r} is not modelled; adamw_torch and adamw_torch_fused are")
+        return "adam"
+    if found is None:
+        raise settings.error(
+            "optimizer", f"{name!r} is not modelled; adamw_torch_fused, adamw_8bit, lion, adafactor, sgd and muon are"
+        )
+    if name.startswith("paged_"):
+        settings.remarks.append(f"{name}: its states stay on the GPU, as they do where they fit")
+    return found
 
 
 def _lora(settings: _Settings) -> dict[str, Any] | None:
@@ -260,9 +293,12 @@ def _lora(settings: _Settings) -> dict[str, Any] | None:
     is_all = settings.flag("lora_target_linear") or names is None or names in (["all"], ["all-linear"])
     lora: dict[str, Any] = {"rank": rank, "targets": "all" if is_all else [str(one).strip() for one in names]}
     bits = settings.get("quantization_bit")
+    if settings.flag("load_in_4bit") or bits == 4:
+        return lora | {"base": "nf4"}
     if settings.flag("load_in_8bit") or bits == 8:
-        raise settings.error("load_in_8bit", "frozen weights of 8 bits are not modelled; those of 4 bits are")
-    return lora | ({"base": "nf4"} if settings.flag("load_in_4bit") or bits == 4 else {})
+        settings.remarks.append("frozen weights of 8 bits are dequantized for each matmul, which is in 16 bits")
+        return lora | {"base": "int8"}
+    return lora
 
 
 def _layout(

@@ -38,6 +38,7 @@ _KIND_BY_KERNEL_KIND: Final[Mapping[KernelKind, GpuSpanKind]] = {
     KernelKind.COPY: GpuSpanKind.COPIES,
     KernelKind.CAST: GpuSpanKind.COPIES,
     KernelKind.SCAN: GpuSpanKind.ATTENTION,
+    KernelKind.SPARSE_ATTENTION: GpuSpanKind.ATTENTION,
 }
 _SIMULATED_NAME: Final = re.compile(rf"({'|'.join(kind.value for kind in KernelKind)})_[a-z0-9-]+::")
 _COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|^gloo:|deep_ep|deepep|hybrid_ep|nvshmem|all_reduce_kernel|onccl")

@@ -31,7 +31,6 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     "kitchen-config-file": _UNREAD_FILE,
     "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
     "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
-    "mtp-hybrid-override-pattern": "multi-token prediction layers of several kinds are not modelled",
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),
@@ -45,8 +44,8 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
     ),
+    "parallel-attn": "leave it out, and write model.block: parallel in the scenario",
     "bitfit": "training of biases alone is not modelled",
-    "use-bnb-optimizer": "leave it out, and write training.optimizer: adam8bit in the scenario",
     **dict.fromkeys(
         ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
         "leave it out, and write schedule: zb-1p in the scenario",
@@ -64,11 +63,12 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
     r"hysteresis|moe-aux-loss|moe-loss|moe-eval|patch-tokenizer|max-padding|dataset$|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
-    r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
+    r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
     r"per-split|gpus-per-node|tee|max-restarts|log_dir|redirects|"
-    r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
+    r"(file-|stderr-)?sink-level|disable-(last-saving|tensorboard|wandb|mlflow)|mlflow|structured-logs|fim-|model-type$|"
+    r"original-max-position|sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
 )
 """Flags that do not change the step, or are defaults of what is simulated."""
 
@@ -106,6 +106,12 @@ def is_irrelevant_flag(name: str) -> bool:
     return _IRRELEVANT_FLAGS.match(name) is not None
 
 
+def has_no_effect(name: str) -> bool:
+    """Whether a flag's value has no effect, whatever it is; a tokenizer's says how many entries the vocabulary has."""
+    return is_irrelevant_flag(name) and not name.startswith(_OF_THE_VOCABULARY)
+
+
+_OF_THE_VOCABULARY: Final = ("tokenizer-", "patch-tokenizer", "vocab-file", "merge-file")
 _OLD_NAMES: Final = {
     "batch-size": "micro-batch-size",
     "model-parallel-size": "tensor-model-parallel-size",
@@ -133,7 +139,21 @@ def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
             grouped[flag] = (value,) if separator else ()
         elif flag:
             grouped[flag] = (*grouped[flag], word)
-    return grouped
+    is_epfl = any(word.partition("=")[0] == "--num_layers" for word in shell_words)
+    return _as_megatron(grouped) if is_epfl else grouped
+
+
+def _as_megatron(grouped: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Flags of epfLLM/Megatron-LLM by Megatron-LM's names; its layers have no biases unless a flag adds them."""
+    renamed = dict(grouped)
+    if renamed.pop("use-bias", None) is None:
+        renamed["disable-bias-linear"] = ()
+    if renamed.pop("use-rms-norm", None) is not None:
+        renamed["normalization"] = ("RMSNorm",)
+    if renamed.pop("no-tie-embed-logits", None) is not None:
+        renamed["untie-embeddings-and-output-weights"] = ()
+    heads = renamed.pop("num-attention-heads-kv", None)
+    return renamed if heads is None else {**renamed, "group-query-attention": (), "num-query-groups": heads}
 
 
 @dataclass
@@ -255,21 +275,24 @@ class MegatronArguments:
         labels = " and ".join(one.label for one in unknown)
         names = [variable for one in unknown for variable in one.names]
         line = unknown[0].line if unknown else 0
-        others = [other for other in self._undefined_names() if other not in names]
-        also = (
-            f"; {', '.join(f'${other}' for other in others)} {'is' if len(others) == 1 else 'are'} not, either"
-            if others
-            else ""
+        others = "".join(
+            f", --define {other}=VALUE (--{flag})"
+            for other, flag in self._undefined_names().items()
+            if other not in names
         )
         raise self.error(
-            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}{also}"
+            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}{others}"
         )
 
-    def _undefined_names(self) -> list[str]:
-        """Variables and parameters that nothing sets, and on which values with an effect depend."""
-        values = [word for name, given in self.arguments.items() if not is_irrelevant_flag(name) for word in given]
-        unset = (one for value in values for one in self.unknowns.unknowns(value) if one.is_unset)
-        return list(dict.fromkeys(name for one in unset for name in one.names))
+    def _undefined_names(self) -> dict[str, str]:
+        """Variables and parameters that nothing sets, and on which values with an effect depend, and a flag of each."""
+        undefined: dict[str, str] = {}
+        for flag, given in self.arguments.items():
+            for word in given if not is_irrelevant_flag(flag) else ():
+                for one in self.unknowns.unknowns(word):
+                    for name in one.names if one.is_unset else ():
+                        undefined.setdefault(name, flag)
+        return undefined
 
     def integer(self, name: str, default: int | None = None) -> int | None:
         """A non-negative integer value of a flag."""

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from math import gcd
 from shlex import quote
-from typing import Any, Final
-
-import yaml
+from typing import Final
 
 from clustersim.common.units import Bytes
 from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG
@@ -20,7 +18,8 @@ from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, w
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
-from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
+from clustersim.model.optimizers import AnyOptimizer, Dion, Muon, Optimizer, Soap
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.context_parallel import ContextParallelKind
@@ -53,7 +52,7 @@ _LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
 
 def megatron_script(scenario: Scenario) -> str:
     """A script that launches the run with torchrun."""
-    lines = [line for group in _flag_groups(scenario) for line in _wrap_lines(map(_format_flag, group))]
+    lines = [line for group in flag_groups(scenario) for line in _wrap_lines(map(_format_flag, group))]
     gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
     command = (
         f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
@@ -62,22 +61,7 @@ def megatron_script(scenario: Scenario) -> str:
     return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
 
 
-def primus_experiment(scenario: Scenario) -> str:
-    """An experiment of AMD's Primus with the same arguments as overrides; how many nodes it runs on it does not say."""
-    flags = [flag for group in _flag_groups(scenario) for flag in group]
-    overrides = {flag[0].replace("-", "_"): _primus_value(flag[1:]) for flag in flags}
-    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "overrides": overrides}
-    content = {"exp_name": "clustersim", "modules": {"pre_trainer": trainer}}
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=_LINE_WIDTH)
-
-
-def _primus_value(values: Flag) -> Any:
-    """The values of a flag as one of YAML: true for none, a list for several."""
-    plain = [int(value) if value.isdecimal() else value for value in values]
-    return True if not plain else plain[0] if len(plain) == 1 else plain
-
-
-def _flag_groups(scenario: Scenario) -> tuple[Iterable[Flag], ...]:
+def flag_groups(scenario: Scenario) -> tuple[Iterable[Flag], ...]:
     """The arguments of the model, of the layout, and of the training."""
     return (
         _model_flags(scenario.model, scenario),
@@ -121,6 +105,9 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
             yield from _window_flags(model)
         case LatentAttention() as latent:
             yield from _mla_flags(latent)
+        case DeepseekSparseAttention() as sparse:
+            yield from _mla_flags(sparse.latent)
+            yield from _dsa_flags(sparse)
     yield from hybrid_flags(model)
     yield from _layer_option_flags(model)
     yield from _vocab_flags(model, scenario.layout.tp)
@@ -172,6 +159,17 @@ def _mla_flags(latent: LatentAttention) -> Iterator[Flag]:
     yield "qk-head-dim", str(latent.qk_nope_head_dim)
     yield "qk-pos-emb-head-dim", str(latent.qk_rope_head_dim)
     yield "v-head-dim", str(latent.v_head_dim)
+
+
+def _dsa_flags(sparse: DeepseekSparseAttention) -> Iterator[Flag]:
+    """DeepSeek's sparse attention with fused kernels, whose indexer learns from the selected keys."""
+    yield "experimental-attention-variant", "dsa"
+    yield "dsa-indexer-n-heads", str(sparse.index_heads)
+    yield "dsa-indexer-head-dim", str(sparse.index_head_dim)
+    yield "dsa-indexer-topk", str(sparse.index_topk)
+    yield "dsa-indexer-loss-coeff", "0.01"
+    yield ("dsa-indexer-use-sparse-loss",)
+    yield "dsa-kernel-backend", "cudnn"
 
 
 def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:
@@ -368,6 +366,8 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
 
 
 def _optimizer_flags(optimizer: AnyOptimizer) -> Iterator[Flag]:
+    if isinstance(optimizer, Dion | Soap):
+        return
     if not isinstance(optimizer, Muon):
         yield from [("optimizer", optimizer.value)] if optimizer in (Optimizer.SGD, Optimizer.LION) else []
         return

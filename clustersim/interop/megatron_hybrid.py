@@ -6,20 +6,28 @@ with `--linear-attention-freq` has gated delta nets in a model of other layers.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.interop.megatron_arguments import Arguments, MegatronArguments
-from clustersim.model.attention_spec import LatentAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerSpec, layer_specs
+from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 
 _PATTERN_FLAGS: Final = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
 _MOE_LETTER: Final = "E"
 _DELTA_NETS: Final = ("gdn", "gated_delta_net")
+_SPARSE_ATTENTION: Final = "dsa"  # read with the other attention
+_LETTERS: Final[Mapping[type[Mixer], str]] = MappingProxyType(
+    {Mamba2: "M", GatedDeltaNet: "G", FullAttention: "*", LatentAttention: "+", DeepseekSparseAttention: "D"}
+)
 _DEFAULT_HEAD_DIM: Final = 64  # mamba_head_dim
 _EXPANSION: Final = 2  # of MambaMixer
 
@@ -37,10 +45,10 @@ def hybrid_pattern(parsed: MegatronArguments) -> str | None:
     parsed.values("spec")
     for name in _PATTERN_FLAGS:
         pattern = parsed.text(name)
-        if pattern is not None and _MTP_SEPARATOR in pattern:
-            raise parsed.error(name, "multi-token prediction layers of several kinds are not modelled")
         if pattern is not None:
-            return pattern
+            mtp = parsed.text("mtp-hybrid-override-pattern")  # before 2026 apart from the others
+            count = parsed.integer("mtp-num-layers", 0) or 0
+            return pattern + count * f"{_MTP_SEPARATOR}{mtp}" if mtp is not None else pattern
     ratios = [parsed.real_number(f"hybrid-{kind}-ratio", 0.0) for kind in ("attention", "mlp")]
     return pattern_from_ratios(parsed.required_integer("num-layers"), *ratios) if any(ratios) else None
 
@@ -78,6 +86,8 @@ def hybrid_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
     if pattern is None:
         return _delta_net_layers(parsed)
     letters = pattern.replace(_STAGE_SEPARATOR, "")
+    if parsed.integer("mtp-num-layers", 0) and _MTP_SEPARATOR not in pattern:
+        raise parsed.error("mtp-num-layers", "the pattern does not say which layers these are; write /*- behind it")
     if parsed.text("num-experts") is not None and _MOE_LETTER not in letters:
         raise parsed.error(
             "num-experts",
@@ -85,15 +95,14 @@ def hybrid_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
         )
     sections = {"M": ("mamba", _mamba_config), "G": ("gated_delta_net", _delta_net_config)}
     sizes = {key: read(parsed, hidden) for letter, (key, read) in sections.items() if letter in letters}
-    return {"layers": None, "stack": None, "hybrid_layer_pattern": letters, **sizes}
+    return {"layers": None, "stack": None, "mtp_layers": None, "hybrid_layer_pattern": letters, **sizes}
 
 
 def hybrid_stages(parsed: MegatronArguments) -> list[int] | None:
     """Layers of each pipeline stage by the bars of a pattern; None without bars."""
     pattern = hybrid_pattern(parsed)
-    if pattern is None or _STAGE_SEPARATOR not in pattern:
-        return None
-    return [len(stage) for stage in pattern.split(_STAGE_SEPARATOR)]
+    stages = "" if pattern is None else pattern.partition(_MTP_SEPARATOR)[0]
+    return [len(stage) for stage in stages.split(_STAGE_SEPARATOR)] if _STAGE_SEPARATOR in stages else None
 
 
 def _mamba_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
@@ -119,10 +128,11 @@ def _delta_net_config(parsed: MegatronArguments, hidden: int = 0) -> dict[str, A
 def _delta_net_layers(parsed: MegatronArguments) -> dict[str, Any]:
     """Gated delta nets in all layers but every n-th."""
     variant = parsed.text("experimental-attention-variant") or parsed.text("linear-attention-type")
-    if variant is None:
+    if variant in (None, _SPARSE_ATTENTION):
         return {}
     if variant not in _DELTA_NETS:
-        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {_DELTA_NETS[0]} is")
+        known = f"{_DELTA_NETS[0]} and {_SPARSE_ATTENTION}"
+        raise parsed.error("experimental-attention-variant", f"{variant!r} is not modelled; {known} are")
     frequency = parsed.text("linear-attention-freq") or ""
     if not re.fullmatch(r"[1-9]\d*", frequency) or frequency == "1":
         raise parsed.error("linear-attention-freq", f"{frequency!r} is no number of layers from 2; write model.stack")
@@ -133,7 +143,8 @@ def hybrid_flags(model: TransformerModel) -> Iterator[tuple[str, ...]]:
     """The arguments of a model with other mixers, of which Megatron-LM has Mamba 2 and the gated delta net."""
     specs = layer_specs(model.stack)
     if has_pattern(model):
-        yield "hybrid-layer-pattern", "".join(map(_letter, specs))
+        mtp = "" if model.mtp_spec is None else _MTP_SEPARATOR + "".join(map(_letter, _halves(model.mtp_spec)))
+        yield "hybrid-layer-pattern", "".join(map(_letter, specs)) + mtp * model.mtp_layers
         yield "spec", "megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"
         yield ("is-hybrid-model",)
     elif any(isinstance(mixer, GatedDeltaNet) for mixer in model.distinct_mixers):
@@ -155,20 +166,17 @@ def hybrid_flags(model: TransformerModel) -> Iterator[tuple[str, ...]]:
                 yield "linear-conv-kernel-dim", str(mixer.conv_taps)
 
 
+def _halves(spec: LayerSpec) -> Iterator[LayerSpec]:
+    """A layer of a mixer and an MLP as two layers."""
+    yield from [replace(spec, mlp=None)] if spec.mixer is not None else []
+    yield from [replace(spec, mixer=None)] if spec.mlp is not None else []
+
+
 def _letter(spec: LayerSpec) -> str:
     """The letter of a layer that is a mixer or an MLP; a question mark for mixers that Megatron-LM has not."""
-    match spec.mixer:
-        case None:
-            return "-" if spec.moe is None else "E"
-        case Mamba2():
-            return "M"
-        case GatedDeltaNet():
-            return "G"
-        case LatentAttention():
-            return "+"
-        case SoftmaxAttention():
-            return "*"
-    return "?"
+    if spec.mixer is None:
+        return "-" if spec.moe is None else "E"
+    return _LETTERS.get(type(spec.mixer), "?")
 
 
 def has_pattern(model: TransformerModel) -> bool:

@@ -7,15 +7,26 @@ rates, seeds, evaluation. Unsupported arguments raise an error if they define an
 reported. The cluster is not stated by any argument. The default global batch is one microbatch per replica.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
+from clustersim.interop.deepspeed_config import (
+    ZeroSettings,
+    is_deepspeed_fork,
+    zero_settings,
+)
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
-from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG, MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_arguments import (
+    CP_KIND_BY_FLAG,
+    MegatronArguments,
+    group_by_flag,
+    has_no_effect,
+    is_irrelevant_flag,
+)
 from clustersim.interop.megatron_bridge import read_bridge_printout
 from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
@@ -55,7 +66,10 @@ _STATE_FORMAT_FLAGS: Final = {
     "megatron-fsdp-main-params-dtype": "master",
     "exp-avg-dtype": "moments",
 }
-"""Flags that state a format, and the key of `training.precision`; `auto` is the default."""
+"""Flags that state a format, and the key of `training.precision`; `auto` and `fp32` are the default."""
+_DDP_IMPLS: Final = {"local": "local", "torch": "torch"}
+_TORCH_BUCKET: Final = "25 MiB"
+"""`bucket_cap_mb` of torch.nn.parallel.DistributedDataParallel."""
 _OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
 _SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
@@ -85,7 +99,7 @@ def import_megatron(
     be expressed, and for scripts that start other programs, or several trainings that differ.
     """
     node_gpus = load_cluster(cluster).gpus_per_node
-    trainings = find_trainings(text, source, context, node_gpus, is_irrelevant_flag)
+    trainings = find_trainings(text, source, context, node_gpus, has_no_effect)
     return _import_trainings(trainings, source, cluster, gpu_count, context)
 
 
@@ -233,7 +247,8 @@ def _import_arguments(
         remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
         return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
-    return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
+    ignored = tuple(flag for flag in parsed.ignored_flags if flag.split()[0].lstrip("-") not in trainings.defaulted)
+    return ImportResult(mapping, ignored, (*parsed.assumptions, *absent, *trainings.notes))
 
 
 def _unread_files(trainings: ScriptTrainings) -> str:
@@ -266,7 +281,6 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
-        "cp": parsed.positive_integer("context-parallel-size"),
         **_context_config(parsed),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
@@ -293,10 +307,22 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
 
 
 def _context_config(parsed: MegatronArguments) -> dict[str, Any]:
-    """How context-parallel ranks exchange what attention needs; the same in all layers."""
+    """Context-parallel ranks, and how they exchange what attention needs; the same in all layers.
+
+    Megatron-DeepSpeed's sequence-parallel ranks exchange heads (Ulysses).
+    """
     kinds, sizes = parsed.values("cp-comm-type"), parsed.values("hierarchical-context-parallel-sizes")
-    if parsed.positive_integer("context-parallel-size") == 1:
-        return {}
+    cp, swapping = (parsed.positive_integer(key) for key in ("context-parallel-size", "ds-sequence-parallel-size"))
+    if swapping > 1 and cp > 1:
+        raise parsed.error("ds-sequence-parallel-size", "context-parallel-size splits sequences, too; write one")
+    if parsed.has("ds-sequence-parallel-fpdt"):
+        raise parsed.error("ds-sequence-parallel-fpdt", "sequences in chunks on the host are not modelled")
+    if swapping > 1:
+        return {"cp": swapping, "cp_kind": ContextParallelKind.ULYSSES.value}
+    return {"cp": cp} | (_context_kind(parsed, kinds, sizes) if cp > 1 else {})
+
+
+def _context_kind(parsed: MegatronArguments, kinds: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
     if len(set(kinds)) > 1:
         raise parsed.error("cp-comm-type", "kinds that differ by layer are not modelled; write one")
     kind = parsed.choice("cp-comm-type", CP_KIND_BY_FLAG, "p2p")
@@ -313,6 +339,8 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
     if zero is not None:
         return zero.strategy
     parsed.has("overlap-param-gather")
+    if parsed.choice("DDP-impl", _DDP_IMPLS, "local") == "torch":  # of 2021
+        return {"ddp": {"bucket": _TORCH_BUCKET}}
     if parsed.has("use-torch-fsdp2"):
         keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
         return {"fsdp": {"reshard_after_forward": False}} if keeps_unsharded else "fsdp"
@@ -424,6 +452,7 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
+    _require_whole_microbatches(parsed, batch, microbatch, replicas)
     training: dict[str, Any] = {
         "sequence": parsed.required_integer("seq-length"),
         "global_batch": batch,
@@ -439,13 +468,30 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
     return {key: value for key, value in training.items() if value is not None}
 
 
+def _require_whole_microbatches(parsed: MegatronArguments, batch: int, microbatch: int, replicas: int) -> None:
+    """Raise InputError where replicas do not get the same microbatches; Megatron-LM refuses that, too."""
+    if batch % (microbatch * replicas) == 0 or {"training", "cluster", "layout"} & {
+        key.partition(".")[0] for key in parsed.context.overridden
+    }:
+        return
+    degrees = ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel", "ds-sequence-parallel")
+    ranks = math.prod(parsed.positive_integer(f"{name}-size") for name in degrees)
+    fitting = next((count for count in range(replicas, 0, -1) if batch % (microbatch * count) == 0), None)
+    hint = f"; give --gpus {fitting * ranks}" if fitting else ""
+    raise parsed.error(
+        "global-batch-size",
+        f"{batch} sequences are no multiple of microbatches of {microbatch} on {replicas} data-parallel ranks{hint}",
+    )
+
+
 def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
     """The optimizer, None for Adam; of Muon what differs from Megatron-LM's and the scenario's common defaults."""
     name = parsed.text("optimizer", "adam")
     if name not in _OPTIMIZERS:
         raise parsed.error("optimizer", f"{name!r} is not modelled; {', '.join(_OPTIMIZERS)} are")
+    is_8bit = parsed.has("use-bnb-optimizer") and name == "adam"  # of bigscience's fork
     if name not in ("muon", _SHARDED_MUON):
-        return None if name == "adam" else name
+        return "adam8bit" if is_8bit else None if name == "adam" else name
     defaults = OptimizerConfig()
     keys: dict[str, Any] = {
         "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),
@@ -485,7 +531,7 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
     state_formats = {
         key: format_name
         for name, key in _STATE_FORMAT_FLAGS.items()
-        if (format_name := parsed.text(name, "auto")) != "auto"
+        if (format_name := parsed.text(name, "auto")) not in ("auto", "fp32")
     }
     parsed.text("exp-avg-sq-dtype")
     gathers_fp8 = parsed.has("fp8-param-gather")
@@ -543,12 +589,23 @@ def _recompute_config(parsed: MegatronArguments) -> Any:
         granularity, method, layers = "full", old_method, old_layers
     match granularity:
         case "full" if method == "block":
-            return "none" if layers == 0 else {"layers": 1 if layers is None else layers}
+            return _recomputed_block(parsed, 1 if layers is None else layers)
         case "full":
             return "full"
         case "selective":
             return {"modules": [*dict.fromkeys((*(modules or ("core_attn",)), *moe_modules))]}
     return None
+
+
+def _recomputed_block(parsed: MegatronArguments, layers: int) -> Any:
+    """The first layers of each stage; all of them where stages have no more."""
+    pp = parsed.positive_integer("pipeline-model-parallel-size")
+    schedule = _schedule_config(parsed, pp).get("schedule", {})
+    stages = pp * schedule.get("interleaved", {}).get("chunks", 1)
+    is_even = _layer_split(parsed) is None
+    if is_even and layers * stages >= parsed.required_integer("num-layers"):
+        return "full"
+    return {"layers": layers} if layers else "none"
 
 
 def _older_recompute(parsed: MegatronArguments) -> tuple[str | None, int | None]:

@@ -15,14 +15,16 @@ from clustersim.common.errors import InputError
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.megatron_table import is_argument_table, read_table
 from clustersim.interop.megatron_yaml import read_yaml_arguments
+from clustersim.interop.shell.batch import batch_environment, batch_header
 from clustersim.interop.shell.interpreter import ScriptRun, run_script
-from clustersim.interop.shell.launches import Launch, batch_environment, batch_header, find_launch
+from clustersim.interop.shell.launches import Launch, find_launch
 from clustersim.interop.shell.unknowns import HOLE, Choice, Decision, Unknowns
 
 _MAX_ALTERNATIVES: Final = 256
 _UNSUPPORTED: Final = re.compile(
     r"pretrain_(bert|t5|ict|retro|vlm|vision|biencoder|realm|image|multimodal|mimo)\w*|train_rl|main|setup|"
     r"run_(bert|t5|text|mamba)\w*|"
+    r"\w*(llava|qwen\d*(_\d+)?_?vl|vlm|omni|clip|multimodal|mimo|vision|reward|dpo|grpo|ppo|orpo|distill|lora)\w*|"
     r"\w*(generat|inference|infer_|preprocess|convert|hf2|2hf|mg2|2mg|eval|export|quanti|prun|checkpoint|ckpt|download|"
     r"tokeniz|server|client|mmlu|dataset|prepare|merge|retriev|filter|report|test_|huggingface|analyz|create_|embeddings)\w*|msdp|arguments|check\w*|ptq|validate"
 )
@@ -54,7 +56,8 @@ class ScriptTrainings:
     """The trainings of a script.
 
     files: contents of files that it writes; notes: sentences; is_table: whether the arguments are all that there are,
-    defaults included; model_keys: keys of the `model` section that no flag says.
+    defaults included; model_keys: keys of the `model` section that no flag says; defaulted: flags that the program's
+    own files state.
     """
 
     alternatives: tuple[LaunchedTraining, ...]
@@ -63,6 +66,7 @@ class ScriptTrainings:
     notes: tuple[str, ...] = ()
     is_table: bool = False
     model_keys: Mapping[str, Any] = field(default_factory=dict)
+    defaulted: frozenset[str] = frozenset()
 
 
 def find_trainings(
@@ -96,7 +100,11 @@ def yaml_trainings(text: str, source: str, context: ImportContext, kind: str) ->
     """The training of a YAML file of a kind (`megatron_yaml`)."""
     read = read_yaml_arguments(text, source, context, kind)
     return ScriptTrainings(
-        (LaunchedTraining(read.shell_words, read.processes, 1),), read.unknowns, model_keys=read.model_keys
+        (LaunchedTraining(read.shell_words, read.processes, 1),),
+        read.unknowns,
+        notes=read.remarks,
+        model_keys=read.model_keys,
+        defaulted=read.defaulted,
     )
 
 
@@ -123,11 +131,16 @@ def _launches(run: ScriptRun, header: Mapping[str, str], source: str) -> list[tu
     trainings = [
         (launch, guards)
         for launch, guards in guarded_launches
-        if not _UNSUPPORTED.fullmatch(launch.program.rpartition(".")[2]) and _has_model(launch)
+        if not _UNSUPPORTED.fullmatch(_program_name(launch)) and _has_model(launch)
     ]
     if not trainings:
         raise InputError(f"{source}: {_no_training([launch for launch, _guards in guarded_launches], run)}")
     return trainings
+
+
+def _program_name(launch: Launch) -> str:
+    """The program's name without its package; a file's name may have dots, too."""
+    return launch.program.rpartition(".")[2] if launch.is_module else launch.program.replace(".", "_")
 
 
 def _has_model(launch: Launch) -> bool:

@@ -26,6 +26,8 @@ _POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi"
 """Names of bigscience's fork of Megatron-LM."""
 _NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 """Names of Megatron-DeepSpeed."""
+_HEAD_TYPES: Final = {"multihead": "multihead", "multiquery": "multiquery"}
+_TOKENIZER_PATHS: Final = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path", "tokenizer-file")
 _SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
 
@@ -41,6 +43,8 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     has_bias = not parsed.has("disable-bias-linear")
     is_gqa = parsed.has("group-query-attention")
     query_groups = parsed.integer("num-query-groups", 1)
+    if parsed.choice("attention-head-type", _HEAD_TYPES, "multihead") == "multiquery":  # of BigCode's fork
+        is_gqa, query_groups = True, 1
     positions = parsed.choice(
         "position-embedding-type", {**POSITIONS_BY_FLAG, **_POSITIONS_OF_FORKS, **_NO_POSITIONS}, "learned_absolute"
     )
@@ -50,6 +54,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     rotary_percent = parsed.real_number("rotary-percent", 1.0)
     if positions == "none":
         positions, rotary_percent = "rotary", 0.0
+    parsed.unchecked("max-position-embeddings")
     model: dict[str, Any] = {
         "name": parsed.source,
         "layers": parsed.required_integer("num-layers"),
@@ -73,6 +78,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mtp_layers": parsed.integer("mtp-num-layers"),
         **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
+        "dsa": _dsa_config(parsed),
         "attention_output_gate": parsed.has("attention-output-gate") or None,
     }
     model |= hybrid_config(parsed, hidden)
@@ -119,25 +125,36 @@ def _tokenizer_of_type(name: str, extra: int) -> _Tokenizer | None:
 
 
 def _known_tokenizer(parsed: MegatronArguments, extra: int) -> _Tokenizer:
-    """The tokenizer by its type, or by its name or path; raises InputError for one that is not known."""
+    """The tokenizer by its name or path, else by its type; raises InputError for one that is not known."""
     table = _tokenizer_table()
     types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
     given = [value[0] for value in types if value]
     is_bpe = {"vocab-file", "merge-file"} <= {*parsed.arguments}  # BERT's has no merges
     given += ["GPT2BPETokenizer"] if is_bpe and not given else []
-    for name in given:
-        if (tokenizer := _tokenizer_of_type(name, extra)) is not None:
-            return tokenizer
-    for flag in ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path"):
-        for path in parsed.arguments.get(flag, ())[:1]:
-            entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
-            if entry is not None:
-                return _Tokenizer(parsed.shown(path), entry["entries"])
-    shown = parsed.shown(given[0]) if given else "none"
+    paths = [parsed.arguments.get(flag, ())[:1] for flag in _TOKENIZER_PATHS]
+    named = [path[0] for path in paths if path]
+    of_type = next((one for name in given if (one := _tokenizer_of_type(name, extra)) is not None), None)
+    if of_type is not None and (of_type.is_padded or extra):
+        return of_type
+    for path in named:
+        entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
+        if entry is not None:
+            return _Tokenizer(parsed.shown(path), entry["entries"])
+    if of_type is not None and all(map(_says_nothing, named)):
+        return of_type
+    shown = parsed.shown(" ".join([*given[:1], *named[:1]])) or "none"
     raise InputError(
         f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({shown}); add "
         "--vocab-size, such as --vocab-size 128256, or give --set model.vocab=128256"
     )
+
+
+def _says_nothing(path: str) -> bool:
+    """Whether a tokenizer's path names no tokenizer, so that its type's own is meant."""
+    name = path.rstrip("/").rpartition("/")[2]
+    is_plain = re.fullmatch(r"(tokenizer|spm|sentencepiece)?(\.(model|json))?", name.casefold())
+    is_llama = re.search(r"(?<!code)(?<!tiny)llama(?![-_]?[34])", name.casefold())
+    return "\0" in name or is_plain is not None or is_llama is not None
 
 
 @cache
@@ -251,4 +268,28 @@ def _mla_config(parsed: MegatronArguments) -> dict[str, int | None] | None:
         "qk_nope_head_dim": parsed.integer("qk-head-dim", 128),
         "qk_rope_head_dim": parsed.integer("qk-pos-emb-head-dim", 64),
         "v_head_dim": parsed.integer("v-head-dim", 128),
+    }
+
+
+def _dsa_config(parsed: MegatronArguments) -> dict[str, int | None] | None:
+    """DeepSeek's sparse attention; raise InputError for what is not modelled of it."""
+    if parsed.text("experimental-attention-variant") != "dsa":
+        return None
+    backend = parsed.text("dsa-kernel-backend") or "none"
+    if backend == "none":
+        raise parsed.error(
+            "dsa-kernel-backend",
+            "none computes all scores unfused, which is not modelled; cudnn and tilelang are",
+        )
+    if parsed.integer("dsa-indexer-topk-freq", 1) != 1:
+        raise parsed.error("dsa-indexer-topk-freq", "layers that share selected keys are not modelled; 1 is")
+    if not parsed.real_number("dsa-indexer-loss-coeff", 0.0) or not parsed.has("dsa-indexer-use-sparse-loss"):
+        raise parsed.error(
+            "dsa-indexer-use-sparse-loss",
+            "only the indexer's loss over selected keys is modelled; give it, with --dsa-indexer-loss-coeff above 0",
+        )
+    return {
+        "index_n_heads": parsed.integer("dsa-indexer-n-heads", 64),
+        "index_head_dim": parsed.integer("dsa-indexer-head-dim", 128),
+        "index_topk": parsed.integer("dsa-indexer-topk", 2048),
     }

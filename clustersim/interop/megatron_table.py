@@ -21,7 +21,7 @@ _PADDED: Final = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \
 _ESCAPES: Final = re.compile("\x1b\\[[0-9;]*m")
 _OFF: Final = ("None", "False", "[]", "", "torch.float32")
 """Values that no flag sets; FP32 is the default of every format."""
-_NAMES: Final = {
+FLAG_BY_ARGUMENT: Final[Mapping[str, str]] = {
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
     "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
     "fp8": "fp8-format",
@@ -96,7 +96,7 @@ def _shell_words(values: Mapping[str, str]) -> Iterator[str]:
         is_default = _DEFAULTS.get(name) == value or (name in _DERIVED and values.get(_DERIVED[name]) == value)
         if value in _OFF or is_default or name in _SWITCHED_OFF:
             continue
-        yield f"--{_NAMES.get(name, name.replace('_', '-'))}"
+        yield f"--{FLAG_BY_ARGUMENT.get(name, name.replace('_', '-'))}"
         yield from value_words(value, name)
     if (
         values.get("overlap_p2p_comm") == "False"
@@ -116,5 +116,6 @@ def value_words(value: str, name: str) -> list[str]:
             items = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             return [value]
-        return [str(item) for item in items] if value[0] == "[" else [",".join(map(str, items))]
+        is_one = value[0] == "(" or name == "window_size"
+        return [",".join(map(str, items))] if is_one else [str(item) for item in items]
     return [_DTYPES.get(value, re.sub(r"^[A-Z]\w*\.(?=[a-z])", "", value))]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_import import import_yaml
-from clustersim.interop.megatron_yaml import primus_job
+from clustersim.interop.primus_yaml import primus_job
 from clustersim.interop.torchtitan_import import import_job
 from clustersim.interop.torchtitan_sources import JobContent, UnknownKeys
 

@@ -7,8 +7,9 @@ from typing import Final
 from clustersim.interop.export import ArgumentExporter
 from clustersim.interop.hugging_face import import_hugging_face
 from clustersim.interop.import_result import ImportContext, ImportResult
-from clustersim.interop.megatron_export import megatron_script, primus_experiment
+from clustersim.interop.megatron_export import megatron_script
 from clustersim.interop.megatron_import import import_bridge, import_megatron, import_yaml
+from clustersim.interop.primus_export import primus_experiment
 from clustersim.interop.primus_import import import_primus
 from clustersim.interop.torchtitan_export import torchtitan_toml
 from clustersim.interop.torchtitan_import import import_torchtitan

@@ -4,7 +4,7 @@ Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of Febr
 that reads TOML. As in torchtitan, unknown keys and sections are an error, unless the job is of another version.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
@@ -94,16 +94,6 @@ _IRRELEVANT_SECTIONS: Final = (
 _UNSUPPORTED_SECTIONS: Final = ("fault_tolerance", "experimental")
 """Sections that scenarios cannot express; reported if present."""
 _PARENT_SECTIONS: Final = ("quantize", "quantize.linear", "quantize.grouped_mm")
-_NEW_NAMES: Final = {
-    "training.batch_size": "training.local_batch_size",
-    "training.compile": "compile.enable",
-    "float8": _FLOAT8,
-    "mx": "quantize.linear.mx",
-    "model.norm_type": "model.flavor",
-    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
-    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-}
-"""Names of keys and sections in earlier releases, and their names now."""
 T = TypeVar("T")
 
 
@@ -222,12 +212,14 @@ class TorchtitanConfig:
             if section not in (*DEFAULTS, *_IRRELEVANT_SECTIONS, *_UNSUPPORTED_SECTIONS):
                 if self._unknown_keys is not UnknownKeys.REFUSED:
                     continue
-                raise InputError(f"{self.source}: there is no section [{section}]; {_suggest_name(section, DEFAULTS)}")
+                raise InputError(
+                    f"{self.source}: there is no section [{section}]; {suggest_nearest(section, DEFAULTS)}"
+                )
             unknown = [key for key in value if key not in DEFAULTS[section]] if section in DEFAULTS else []
             for key in unknown:
                 if self._unknown_keys is UnknownKeys.REFUSED:
                     raise self.error(
-                        section, key, f"torchtitan has no such key; {_suggest_name(key, DEFAULTS[section], section)}"
+                        section, key, f"torchtitan has no such key; {suggest_nearest(key, DEFAULTS[section])}"
                     )
                 self._unknown.append(f"[{section}] {key}")
             yield section, {key: one for key, one in value.items() if key not in unknown}
@@ -235,9 +227,3 @@ class TorchtitanConfig:
     @staticmethod
     def _dotted_keys() -> list[str]:
         return [f"{section}.{key}" for section, keys in DEFAULTS.items() for key in keys]
-
-
-def _suggest_name(name: str, choices: Collection[str], section: str = "") -> str:
-    """The new name of a renamed key or section, else the nearest existing one."""
-    new_name = _NEW_NAMES.get(f"{section}.{name}" if section else name)
-    return suggest_nearest(name, choices) if new_name is None else f"since it was renamed it is {new_name}"

@@ -7,6 +7,7 @@ else is not known; a statement that may change a setting in another way is refus
 
 import ast
 import operator
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +24,7 @@ _OPERATORS: Final = {
     ast.FloorDiv: operator.floordiv,
 }
 _MAX_NUMBER: Final = 10**15
-_JOB: Final = ("Trainer.Config", "JobConfig")
+_JOB: Final = re.compile(r"(?<!\w)(Trainer\.Config|JobConfig)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,14 @@ def read_python_job(text: str, source: str, wanted: str | None) -> PythonJob:
 def _returns_job(node: ast.FunctionDef) -> bool:
     """Whether a function has no parameters to fill in, and returns a job."""
     required = len(node.args.args) - len(node.args.defaults)
+    return not required and _states_job(node)
+
+
+def _states_job(node: ast.FunctionDef) -> bool:
+    """Whether a function says that it returns a job, or makes one."""
     returned = ast.unparse(node.returns) if node.returns is not None else ""
-    return not required and (
-        any(returned.strip("\"'").endswith(name) for name in _JOB) or "Trainer.Config(" in ast.unparse(node)
-    )
+    makes_one = re.search(r"(?<!\w)Trainer\.Config\(", ast.unparse(node)) is not None
+    return _JOB.search(returned) is not None or makes_one
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
@@ -116,12 +121,12 @@ class _Reader:
         self.remarks: list[str] = []
         self._calls = 0
 
-    def call(self, name: str, depth: int) -> PythonSection:
-        """The section that a function returns."""
+    def call(self, name: str, depth: int, given: Mapping[str, Any] | None = None) -> PythonSection:
+        """The section that a function returns. given: values of its parameters."""
         self._calls += 1
         if depth > _MAX_DEPTH or self._calls > _MAX_CALLS:
             raise InputError(f"{self._source}: {name} is made of too many other jobs, or of itself")
-        names = dict(self._constants)
+        names = {**self._constants, **self._parameters(name, given or {})}
         for statement in self._functions[name].body:
             if isinstance(statement, ast.Return):
                 value = self._value(statement.value, names, depth)
@@ -130,6 +135,24 @@ class _Reader:
                 return value
             self._run(statement, names, depth)
         raise InputError(f"{self._source}: {name} returns nothing")
+
+    def _is_read(self, name: str, *, takes_values: bool) -> bool:
+        """Whether a call is of a function of the file that makes a job, or that takes nothing."""
+        function = self._functions.get(name)
+        return function is not None and (not takes_values or _states_job(function))
+
+    def _parameters(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Values of a function's parameters, defaults included."""
+        arguments = self._functions[name].args
+        positional, values = [*arguments.posonlyargs, *arguments.args], dict(given)
+        defaults = dict(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
+        defaults |= {
+            one: default for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default
+        }
+        for parameter, default in defaults.items():
+            if parameter.arg not in values:
+                values[parameter.arg] = self._value(default, self._constants, _MAX_DEPTH)
+        return values
 
     def _run(self, statement: ast.stmt, names: dict[str, Any], depth: int) -> None:
         match statement:
@@ -215,11 +238,14 @@ class _Reader:
         return NotRead(ast.unparse(node)[:80], node.lineno)
 
     def _call_value(self, node: ast.Call, names: Mapping[str, Any], depth: int) -> Any:
-        match node.func:
-            case ast.Name(id=name) if name in self._functions and not node.args and not node.keywords:
-                return self.call(name, depth + 1)
         values = {word.arg: self._value(word.value, names, depth) for word in node.keywords if word.arg}
         positional = tuple(self._value(one, names, depth) for one in node.args)
+        match node.func:
+            case ast.Name(id=name) if self._is_read(name, takes_values=bool(values or positional)):
+                parameters = self._functions[name].args.args
+                if len(positional) <= len(parameters):
+                    bound = {parameter.arg: value for parameter, value in zip(parameters, positional, strict=False)}
+                    return self.call(name, depth + 1, {**bound, **values})
         return PythonSection(ast.unparse(node.func), values, positional, node.lineno)
 
     def _attribute(self, node: ast.Attribute, names: Mapping[str, Any]) -> Any:

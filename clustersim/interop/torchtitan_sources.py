@@ -17,6 +17,7 @@ from typing import Any, Final
 from clustersim.common.errors import InputError
 from clustersim.common.input_files import parse_toml
 from clustersim.interop.import_result import ImportContext
+from clustersim.interop.torchtitan_older import is_older_job, modernized_job
 from clustersim.interop.torchtitan_python import NotRead, PythonSection, read_python_job, unread_values
 
 _DUMP: Final = re.compile(r"Running with (?:args|configs?):\s*")
@@ -38,7 +39,6 @@ _AC_MODES: Final = {
     "SelectiveAC.Config": {"mode": "selective", "selective_ac_option": "op"},
     "MemoryBudgetAC.Config": {"mode": "memory_budget"},
 }
-_AC_KEYS: Final = ("mode", "selective_ac_option", "early_stop")
 _SECTIONS: Final = ("training", "parallelism", "compile")
 _TOKEN_KEYS: Final = ("max_context_length", "num_tokens_per_microbatch_per_dp_rank")
 _WITHOUT_EFFECT: Final = (
@@ -87,9 +87,15 @@ def read_job(text: str, source: str, context: ImportContext) -> JobContent:
         return _read_python(text, source, context.definitions.get(_CONFIG))
     _require_no_definitions(context, source, "a job file")
     try:
-        return JobContent(parse_toml(text))
+        sections = parse_toml(text)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+    if not is_older_job(sections):
+        return JobContent(sections)
+    remark = (
+        "the job is of an earlier torchtitan; its keys are read by their names in v0.2.2, with the defaults of that"
+    )
+    return JobContent(modernized_job(sections, source), UnknownKeys.LISTED, (remark,))
 
 
 def _require_no_definitions(context: ImportContext, source: str, kind: str) -> None:
@@ -188,7 +194,7 @@ def _model(
         if key == _FLOAT8 and "converters" in spec.values:  # since April 2026, when it became the default
             quantize[kind][form].setdefault("recipe_name", "rowwise")
     sections = {kind: forms for kind, forms in quantize.items() if forms}
-    return {"name": name, "flavor": _flavor(flavor, _backend(job, spec)), "converters": names}, sections
+    return {"name": name, "flavor": _flavor(name, flavor, _backend(job, spec)), "converters": names}, sections
 
 
 def _backend(job: PythonSection, spec: PythonSection) -> str:
@@ -198,9 +204,10 @@ def _backend(job: PythonSection, spec: PythonSection) -> str:
     return str(spec.values.get("attn_backend", default))
 
 
-def _flavor(flavor: str, backend: str) -> str:
+def _flavor(model: str, flavor: str, backend: str) -> str:
     """The flavor of v0.2.2 that has the attention of a backend, where there are two."""
-    return f"{flavor}_{backend}" if flavor == "8B" and backend in ("flex", "varlen") else flavor
+    has_two = model == "llama3" and flavor == "8B" and backend in ("flex", "varlen")
+    return f"{flavor}_{backend}" if has_two else flavor
 
 
 def _attention_remarks(model: Mapping[str, Any], backend: str) -> list[str]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Final
 
 from clustersim.lowering.data_parallel import select_data_lowering
-from clustersim.lowering.muon import MuonLowering
+from clustersim.lowering.matrix_updates import add_matrix_updates
 from clustersim.lowering.overheads import (
     add_batch_fetch,
     add_gradient_zeroing,
@@ -36,13 +36,11 @@ from clustersim.lowering.task_list import SegmentCache
 from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
 from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
-from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
-from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
 from clustersim.model.offload import HostUpdate
 from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.optimizer_kernels import separate_pass_bytes
-from clustersim.model.optimizers import AnyOptimizer, Muon
+from clustersim.model.optimizers import AnyOptimizer, MatrixOptimizer
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import ALL_FUSED, Training
 from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
@@ -331,8 +329,8 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
         )
     host_share = plan.training.offload.share
     device_updates = [(training, (1.0 - host_share) * count) for training, count in updates if host_share < 1.0]
-    if isinstance(plan.training.optimizer, Muon):
-        return _add_muon(builder, stages, device_updates, (prepare, depends_on))
+    if isinstance(plan.training.optimizer, MatrixOptimizer):
+        return add_matrix_updates(builder, stages, device_updates, (prepare, depends_on))
     operations = [
         *prepare,
         *(
@@ -351,38 +349,6 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
     return builder.add_standalone(
         "optimizer", [], (host_tasks[-1],)
     )  # the step ends when the weights are back on the device
-
-
-def _add_muon(
-    builder: RankProgramBuilder,
-    stages: tuple[PipelineStage, ...],
-    updates: list[tuple[Training, float]],
-    inputs: tuple[list[Operation], tuple[int, ...]],
-) -> int:
-    """Update what Muon does not and the momentum of matrices, orthogonalize these, and update them.
-
-    inputs: operations that come first, and the tasks that they wait for.
-    """
-    prepare, depends_on = inputs
-    elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
-    task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
-    muon_updates = [(training, count) for training, count in updates if isinstance(training.optimizer, Muon) and count]
-    if not muon_updates:
-        return task
-    (muon,) = {training.optimizer for training, _ in muon_updates if isinstance(training.optimizer, Muon)}
-    lowering = MuonLowering(builder, muon, task)
-    for group in builder.plan.trained_groups:
-        if isinstance(group.optimizer, Muon):
-            lowering.add_group(group, stages)
-    kernels = [weight_update_kernel(training.recipe.weight_formats, count) for training, count in muon_updates]
-    return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
-
-
-def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]:
-    """The update of weights element by element, or of the momentum of matrices."""
-    if not isinstance(training.optimizer, Muon):
-        return optimizer_step_kernels(training, count)
-    return (momentum_kernel(training.recipe.weight_formats, count),) if count else ()
 
 
 def _prepare_gradients(

@@ -261,15 +261,16 @@ class Activations:
         gradient, PyTorch's loss of a part its FP32 copy, log-softmax and gradient, too; the others compute the
         gradient in the softmax's place and cast it.
         """
+        z_gradient = 0 if self._z_loss is None else DType.FP32.bytes  # which exists until it is added to the other
         match self.plan.training.loss:
             case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
-                return 2 * DType.FP32.bytes
+                return 2 * DType.FP32.bytes + z_gradient
             case LossImplementation.CHUNKED | LossImplementation.CUT_CROSS_ENTROPY:
                 return self.element_bytes * self._logit_share
             case LossImplementation.FUSED_LINEAR:
                 return 2 * self.element_bytes * self._logit_share
             case LossImplementation.CHUNKED_NLL:
-                return (2 * self.element_bytes + 3 * DType.FP32.bytes) * self._logit_share
+                return (2 * self.element_bytes + 3 * DType.FP32.bytes + z_gradient) * self._logit_share
         return self.element_bytes
 
     @property
@@ -302,8 +303,15 @@ class Activations:
 
     @property
     def loss_saved_bytes(self) -> Bytes:
-        """Bytes per logit that the loss saves."""
-        return memory_bound.loss_spec(self.plan.training.loss).saved.bytes(self.plan.training.recipe.activations, 1)
+        """Bytes per logit that the loss saves, z-loss included."""
+        specs = (memory_bound.loss_spec(self.plan.training.loss), self._z_loss)
+        return sum(spec.saved.bytes(self.plan.training.recipe.activations, 1) for spec in specs if spec is not None)
+
+    @property
+    def _z_loss(self) -> memory_bound.MemoryBoundSpec | None:
+        """Passes of z-loss, if it has its own."""
+        training = self.plan.training
+        return memory_bound.z_loss_spec(training.loss) if training.z_loss else None
 
     @property
     def logit_count(self) -> int:

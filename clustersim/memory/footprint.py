@@ -33,7 +33,7 @@ from clustersim.model.operators import EXPERTS, LayerOperators
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.quantization import cached_weight_bytes
-from clustersim.parallel.data_parallel_strategy import FullyShard, Zero2
+from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -333,14 +333,30 @@ class Footprint:
 
         is_first: whether the stage is the first pipeline rank's first.
         """
+        waiting_bytes = count * self.waiting_bytes_per_parameter(group)
+        return min(self.bucket_limit(group, is_first=is_first), waiting_bytes) if waiting_bytes else 0.0
+
+    def bucket_limit(self, group: ParameterGroup, *, is_first: bool) -> Bytes:
+        """Bytes that a bucket of a group's gradients holds at most; 0 unless the strategy is ZeRO-2."""
         match self.plan.layout.data:
-            case Zero2() as strategy if (
-                group.dp_size > 1 and group.is_trained and not self.plan.accumulates_full_gradients
-            ):
-                width = group.formats.gradients.bytes
+            case Zero2() as strategy:
                 ranks = self.plan.layout.group_size(DP_GROUP)
-                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), count * width)
+                return strategy.bucket_bytes(ranks, group.formats.gradients.bytes, is_first_chunk=is_first)
         return 0.0
+
+    def waiting_bytes_per_parameter(self, group: ParameterGroup) -> Bytes:
+        """Bytes of gradient per parameter that ZeRO-2 holds while it waits for its reduction, beside what is kept.
+
+        Gradients that are reduced once are reduced in place, as ZeRO-1's are: the kept shard is one of the bucket's.
+        Gradients of a further microbatch wait beside the shard that they will be added to.
+        """
+        strategy = self.plan.layout.data
+        is_bucketed = isinstance(strategy, Zero2) and group.dp_size > 1 and group.is_trained
+        if not is_bucketed or self.plan.accumulates_full_gradients:
+            return 0.0
+        width = group.formats.gradients.bytes
+        reduces_once = self.plan.layout.gradient_sync is not GradientSync.EVERY_BACKWARD
+        return width - self._kept_gradient_bytes(group) if reduces_once else width
 
     @property
     def communicator_count(self) -> int:

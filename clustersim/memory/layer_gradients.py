@@ -30,4 +30,6 @@ def activation_gradient_bytes(layer: LayerOperators, element_bytes: Bytes, gathe
             peak = max(peak, between_linears, in_linear)
             next_input, freed_by_next, temporary = single_input, freed + operator.saved_bytes, 0.0
         freed += operator.saved_bytes
+    if temporary:  # of operators before the first linear layer
+        peak = max(peak, next_input + temporary - freed_by_next)
     return peak + layer.input_bytes if peak else 0.0

@@ -1,25 +1,36 @@
-"""What does attention's core hold where context-parallel ranks exchange keys, values or heads?
+"""How does attention's core run, and what does it hold, where context-parallel ranks exchange keys, values or heads?
 
 Gathered keys and values of the full sequence exist while the core runs, in backward with their gradients. Where
-ranks exchange tokens for heads and there are more ranks than key and value heads, each saves a copy of one.
+ranks exchange tokens for heads and there are more ranks than key and value heads, each saves a copy of one. A ring
+whose blocks are kernels of their own is in `model.ring_attention`.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from clustersim.common.units import Bytes
+from clustersim.model.attention import AttentionCore, attention_operators
 from clustersim.model.kernels import AttentionShape
-from clustersim.model.operators import LayerShard, Operator
+from clustersim.model.operators import Operator
+from clustersim.model.ring_attention import split_into_blocks
+from clustersim.model.sharded_layer import RankContext
+from clustersim.model.training import FusedKernel
 
 
-def context_operators(
-    shard: LayerShard, operators: Iterable[Operator], shape: AttentionShape, kv_elements: int
-) -> tuple[Operator, ...]:
+def core_operators(rank: RankContext, core: AttentionCore, kv_elements: int) -> tuple[Operator, ...]:
     """The core's operators with what they hold; kv_elements: of keys and values of this rank's tokens."""
+    shard, shape = rank.shard, core.shape
+    operators = attention_operators(core, rank.training.attention)
+    if shard.ring_blocks > 1 and shape.window is None and shape.causal:
+        core = replace(core, shape=replace(shape, kv_heads=shape.heads)) if shard.repeats_kv else core
+        compiled = rank.training.fuses(FusedKernel.RESIDUAL)
+        *padding, whole = operators
+        operators = (*padding, split_into_blocks(core, whole, shard.ring_blocks, compiled=compiled))
     first, *remaining = operators
     element_bytes = first.forward[-1].dtype.bytes
     if shard.gathers_keys:
-        return replace(first, temporary_bytes=2 * _kv_elements(shape) * element_bytes), *remaining
+        gradients = shard.ring_blocks == 1  # a ring of blocks has those of its own tokens alone
+        gathered = first.temporary_bytes + (1 + gradients) * _kv_elements(core.shape) * element_bytes
+        return replace(first, temporary_bytes=gathered), *remaining
     copied = max(0, _kv_elements(shape) - kv_elements) if shard.exchanging_ranks > 1 else 0
     return replace(first, saved_bytes=first.saved_bytes + copied * element_bytes), *remaining
 

@@ -90,6 +90,14 @@ class SoftmaxAttention(Mixer):
         """Elements per token of keys and values on one of tp ranks: at least one head's."""
         return max(1, self.kv_heads // tp) * (self.head_dim + self.v_head_dim)
 
+    def repeated_kv_width(self, tp: int) -> int:
+        """Elements per token of keys and values on one of tp ranks, copied for every query head."""
+        return self.heads // tp * (self.head_dim + self.v_head_dim)
+
+    def attends_to_all(self, keys: int) -> bool:
+        """Whether queries attend to all of `keys` keys before them."""
+        return self.causal and (self.window is None or self.window >= keys)
+
     def exchanged_widths(self, tp: int, ranks: int) -> tuple[int, int]:
         """Elements per token of queries, keys and values, one head of these for each rank at least; and of outputs."""
         heads, kv_heads = self.heads // tp, max(1, self.kv_heads // tp, ranks)
@@ -99,6 +107,64 @@ class SoftmaxAttention(Mixer):
     def sharded_sizes(self) -> tuple[ShardedSize, ...]:
         """Heads, and key-value heads, of which each rank has at least one."""
         return ShardedSize("heads", self.heads), ShardedSize("kv_heads", self.kv_heads, replicable=True)
+
+
+class SelectedKeysAttention(SoftmaxAttention):
+    """Attention whose queries attend to some keys before them, wherever these are; else as `whole`."""
+
+    __slots__ = ()
+    saves_by_selection: ClassVar[bool] = True
+
+    if TYPE_CHECKING:
+
+        @property
+        def whole(self) -> SoftmaxAttention:
+            """The same heads' attention to all keys."""
+
+    @property
+    def heads(self) -> int:
+        """Number of query heads."""
+        return self.whole.heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.whole.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of each head's queries and keys."""
+        return self.whole.head_dim
+
+    @property
+    def v_head_dim(self) -> int:
+        """Dimensions of each head's values."""
+        return self.whole.v_head_dim
+
+    @property
+    def window(self) -> int | None:
+        """None: keys may be anywhere."""
+        return None
+
+    @property
+    def rotary_percent(self) -> float:
+        """Fraction of each head with rotary positions."""
+        return self.whole.rotary_percent
+
+    @property
+    def attn_logit_softcapping(self) -> bool:
+        """Scores are not capped."""
+        return False
+
+    @property
+    def causal(self) -> bool:
+        """True: keys are selected from those before a token."""
+        return True
+
+    @property
+    def qk_norm(self) -> QkNorm | None:
+        """How queries and keys are normalized, if they are."""
+        return self.whole.qk_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ between unequal microbatches is not counted. Of a sequence that context-parallel
 or by their work, so that those of one microbatch are equal on all replicas (`SequenceOrder.WORK`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Final
@@ -47,7 +47,8 @@ class Documents:
     """Documents that are packed into sequences.
 
     lengths: tokens, each as likely as the others; empty: log-normal with `mean` tokens and the standard deviation
-    `sigma` of the logarithm. sharding: over context-parallel ranks; order: of sequences.
+    `sigma` of the logarithm. sharding: over context-parallel ranks; order: of sequences; draws: steps whose documents
+    are drawn, each with the next seed.
     """
 
     lengths: tuple[int, ...] = ()
@@ -56,6 +57,12 @@ class Documents:
     seed: int = 0
     sharding: ContextSharding = ContextSharding.SEQUENCE
     order: SequenceOrder = SequenceOrder.DRAWN
+    draws: int = 1
+
+    @property
+    def other_draws(self) -> "tuple[Documents, ...]":
+        """Those of the other steps that are drawn."""
+        return tuple(replace(self, seed=self.seed + draw, draws=1) for draw in range(1, self.draws))
 
     def draw(self, tokens: int) -> IntArray:
         """Lengths of documents that have at least `tokens` tokens together."""

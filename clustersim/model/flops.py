@@ -19,6 +19,7 @@ attention counts as usual.
 
 An encoder's patches count four, because pixels have no gradient; its head as it is run, once per sample. What runs
 forward only, such as a frozen encoder, counts two.
+Where indexers of sparse attention are trained alone, no gradient passes the others, which count two.
 """
 
 from clustersim.common.units import Flop
@@ -27,6 +28,7 @@ from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
 from clustersim.model.transformer import (
     Encoder,
@@ -53,6 +55,8 @@ def token_flops(
         for mixer in group.spec.mixers
     )
     matrices, layers = matrix_parameter_count(model), model.gradients.layers
+    if model.trains_indexer_only:
+        return 2.0 * matrices + 4.0 * _indexer_matrices(model) + mixing_flops
     if lora is None:
         matmul_flops = layers.flops_per_weight * matrices
     else:
@@ -84,6 +88,16 @@ def _conditioning_flops(model: TransformerModel) -> Flop:
         return 0.0
     first, others = model.conditioning.multiplications(model.hidden)
     return 4.0 * first + 6.0 * others
+
+
+def _indexer_matrices(model: TransformerModel) -> int:
+    """Weights of the matrices of all indexers."""
+    mixers = ((group.spec.mixer, group.count) for group in model.full_stack)
+    return sum(
+        count * mixer.index_matrices(model.hidden)
+        for mixer, count in mixers
+        if isinstance(mixer, DeepseekSparseAttention)
+    )
 
 
 def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:

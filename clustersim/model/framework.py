@@ -64,16 +64,22 @@ class MeasuredHostUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SupportedLayouts:
-    """What a framework supports, by scenario keywords: data-parallel strategies, schedules, token dispatchers.
+    """What a framework supports, by scenario keywords: strategies, schedules, dispatchers, axes besides dp.
 
-    Searches stay within all of them; a scenario with another dispatcher is refused, since dispatchers are a
-    framework's own code, while strategies and schedules may be ported.
+    Searches and suggestions stay within all of them; a scenario with another dispatcher is refused, since dispatchers
+    are a framework's own code, while the others may be ported. context_parallel: kinds, its default first.
     """
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
     data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
     dispatchers: tuple[str, ...] = ("allgather", "alltoall", "deepep", "deepep_v2", "deepep_uccl", "hybridep")
+    context_parallel: tuple[str, ...] = ("ring", "all_gather", "ulysses")
+    axes: tuple[str, ...] = ("tp", "cp", "pp", "ep")
+
+    def strategies(self, *, is_pipelined: bool) -> tuple[str, ...]:
+        """Data-parallel strategies, with a pipeline or without."""
+        return self.data_with_pipeline if is_pipelined else self.data
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from clustersim.model.overheads import (
     Grouping,
     LossReport,
     Overheads,
+    RingAttention,
 )
 from clustersim.model.training import AttentionBackend, FusedKernel, LossImplementation
 
@@ -29,7 +30,7 @@ OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
 )
 """Names of the boolean overheads."""
-_DISPATCHERS: Final = "dispatchers"
+_OPTIONAL_LAYOUTS: Final = ("dispatchers", "context_parallel", "axes")
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
@@ -148,7 +149,7 @@ def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
         **{
             layout_field.name: section.get_text_list(layout_field.name)
             for layout_field in fields(SupportedLayouts)
-            if layout_field.name != _DISPATCHERS or section.has_key(_DISPATCHERS)
+            if layout_field.name not in _OPTIONAL_LAYOUTS or section.has_key(layout_field.name)
         }
     )
 
@@ -160,6 +161,7 @@ def _read_overheads(section: MappingReader) -> Overheads:
         **flags,
         accumulation=section.get_member("accumulation", Accumulation) if section.has_key("accumulation") else None,
         grouping=section.get_member("grouping", Grouping) if section.has_key("grouping") else None,
+        ring_attention=section.get_member("ring_attention", RingAttention),
         weighting=section.get_member("weighting", ExpertWeighting),
         expert_sort=section.get_member("expert_sort", ExpertSort),
         expert_row_masks=section.get_member("expert_row_masks", ExpertRowMasks),

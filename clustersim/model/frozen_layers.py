@@ -2,6 +2,10 @@
 
 Without weight gradients their matmuls disappear, and with them the saved inputs that only they read; norms run the same
 kernels. Without any gradient there is no backward: nothing is saved, and nothing is recomputed.
+
+Where one parameter group is trained alone, from inputs that are detached, all others run forward only. Collectives of
+tensor-parallel ranks are those of forward. Messages of gradients between pipeline stages are still sent, as training
+frameworks have them, whose schedules do not know that nobody needs them.
 """
 
 from dataclasses import replace
@@ -60,7 +64,23 @@ def _forward_bytes(layer: LayerOperators) -> Bytes:
 
 
 def _without_backward(operator: Operator) -> Operator:
-    """An operator that runs forward only."""
+    """An operator of a layer without any backward."""
+    memberships = tuple(ModuleMembership(membership.module) for membership in operator.memberships)
+    return replace(_forward_only(operator), memberships=memberships, parameter_group=FROZEN, matrices=())
+
+
+def train_alone(layer: LayerOperators, group: str) -> LayerOperators:
+    """The layer with gradients of one parameter group, and of what leads to it from the layer's losses."""
+    return replace(
+        layer,
+        operators=tuple(
+            operator if operator.parameter_group == group else _forward_only(operator) for operator in layer.operators
+        ),
+    )
+
+
+def _forward_only(operator: Operator) -> Operator:
+    """An operator that no gradient passes, so that nothing is saved for it or recomputed."""
     return replace(
         operator,
         input_gradient=(),
@@ -70,13 +90,13 @@ def _without_backward(operator: Operator) -> Operator:
         wgrad_input_bytes=0.0,
         backward_output_bytes=0.0,
         saved_output_bytes=0.0,
+        saves_outputs=False,
         temporary_bytes=0.0,
-        memberships=tuple(ModuleMembership(membership.module) for membership in operator.memberships),
+        memberships=(),
         reads_module=None,
         recompute_override=(),
         linear=None,
         trainable=False,
-        parameter_group=FROZEN,
         tp_collectives=TpCollectives(after_forward=operator.tp_collectives.after_forward),
-        matrices=(),
+        forward_only=True,
     )

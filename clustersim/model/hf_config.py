@@ -1,10 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
-Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`), the
-GPT family (`hf_gpt`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`) and hybrids with linear
-attention or state spaces (`hf_hybrid`), MoE models (`hf_moe`) among them. Of multimodal models the text model is
-read (`hf_wrapped`). Dimensions have no defaults except where a family's released files omit them. Linear layers of
-other families are refused.
+Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`, `hf_renamed`), the
+GPT family (`hf_gpt`, `hf_gpt_like`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`), hybrids with
+linear attention or state spaces (`hf_hybrid`) and these alone (`hf_state_space`), MoE models (`hf_moe`) among them. Of
+multimodal models the text model is read (`hf_wrapped`). Dimensions have no defaults except where a family's released
+files omit them. Other families are refused, those that are known with the layer that is missing (`hf_missing`).
 """
 
 import os
@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.model.hf_dbrx import read_dbrx
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_gpt import read_bloom, read_falcon, read_gpt2, read_opt, read_phi
+from clustersim.model.hf_gpt_like import GPT_LIKE_READERS
 from clustersim.model.hf_hybrid import HYBRID_READERS
 from clustersim.model.hf_layernorm import (
     read_cohere,
@@ -29,7 +30,10 @@ from clustersim.model.hf_layernorm import (
 )
 from clustersim.model.hf_llama import LLAMA_FAMILIES
 from clustersim.model.hf_llama_like import LLAMA_LIKE_READERS, MOE_LLAMA_LIKE_READERS
-from clustersim.model.hf_mla import MLA_FAMILIES, read_mla_model
+from clustersim.model.hf_missing import MISSING_LAYERS
+from clustersim.model.hf_mla import MLA_FAMILIES, SPARSE_FAMILIES, read_minicpm3, read_mla_model
+from clustersim.model.hf_renamed import MOE_RENAMED_READERS, RENAMED_READERS
+from clustersim.model.hf_state_space import STATE_SPACE_READERS
 from clustersim.model.hf_wrapped import TEXT_FAMILIES, text_part
 from clustersim.model.transformer import TransformerModel
 
@@ -46,12 +50,15 @@ _UNSUPPORTED_KEYS: Final = {
     "linear_attn_config": _LINEAR_ATTENTION,
     "index_topk": "sparse attention to keys that an indexer chooses",
 }
+_LATENT_FAMILIES: Final = (*MLA_FAMILIES, "minicpm3")
 _MOE_FAMILIES: Final = (
     *(name for name, kind in LLAMA_FAMILIES.items() if kind.moe_keys is not None),
     *MLA_FAMILIES,
     *HYBRID_READERS,
     *MOE_LLAMA_LIKE_READERS,
+    *MOE_RENAMED_READERS,
     "dbrx",
+    "phimoe",
 )
 
 MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(
@@ -72,6 +79,11 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
     }
     | dict(LLAMA_LIKE_READERS)
     | dict(MOE_LLAMA_LIKE_READERS)
+    | dict(GPT_LIKE_READERS)
+    | dict(RENAMED_READERS)
+    | dict(MOE_RENAMED_READERS)
+    | dict(STATE_SPACE_READERS)
+    | {"minicpm3": read_minicpm3}
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
     | dict(HYBRID_READERS)
 )
@@ -92,6 +104,8 @@ def read_hf_config(path: Path) -> TransformerModel:
         raise InputError(f"{file_path}: has no model_type; families that are read: {family_names}")
     if family in TEXT_FAMILIES:
         family, content = text_part(file_path, family, content)
+    if family in MISSING_LAYERS:
+        raise InputError(f"{file_path}: model_type {family!r} is not simulated, for want of {MISSING_LAYERS[family]}")
     _refuse_unsupported(file_path, family, content)
     if family not in MODEL_READERS:
         raise InputError(
@@ -102,9 +116,10 @@ def read_hf_config(path: Path) -> TransformerModel:
 
 
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
-    if family in HYBRID_READERS:
+    if family in (*HYBRID_READERS, *STATE_SPACE_READERS):
         return
-    unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
+    is_sparse = family in SPARSE_FAMILIES
+    unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key) and not (is_sparse and key == "index_topk")]
     if unsupported:
         raise InputError(
             f"{path}: {unsupported[0]} is {content[unsupported[0]]!r}: {_UNSUPPORTED_KEYS[unsupported[0]]} is not "
@@ -116,8 +131,8 @@ def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> 
             f"{path}: {experts[0]} is {content[experts[0]]}, but MoE models are not read of model_type"
             f" {family!r}; of {', '.join(_MOE_FAMILIES)}"
         )
-    if content.get("kv_lora_rank") and family not in MLA_FAMILIES:
+    if content.get("kv_lora_rank") and family not in _LATENT_FAMILIES:
         raise InputError(
             f"{path}: kv_lora_rank is {content['kv_lora_rank']}, but latent attention is not read of model_type"
-            f" {family!r}; of {', '.join(MLA_FAMILIES)}"
+            f" {family!r}; of {', '.join(_LATENT_FAMILIES)}"
         )

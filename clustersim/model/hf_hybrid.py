@@ -3,11 +3,14 @@
 Defaults are those of the configuration classes in transformers (src/transformers/models/*/configuration_*.py) or of
 the released repositories. Nemotron-H's layers are a mixer or an MLP each (`hybrid_override_pattern`), Jamba's,
 Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2.
-Multi-token prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
+Multi-token prediction layers of Nemotron-H (`mtp_hybrid_override_pattern`) and Qwen3-Next have attention and an MLP or
+experts; other families have none. Left out: multipliers of
 embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that Zamba 2 shares among layers.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -106,7 +109,23 @@ def read_nemotron_h(config: HfConfig) -> TransformerModel:
     }
     kinds = _nemotron_layers(config)
     specs = {kind: layers[kind]() for kind in dict.fromkeys(kinds)}
-    return _build(config, (specs[kind] for kind in kinds))
+    mtp = [layers[kind]() for kind in _nemotron_mtp_layer(config)]
+    mtp_spec = replace(mtp[0], mlp=mtp[-1].mlp) if mtp else None
+    model = _build(config, (specs[kind] for kind in kinds))
+    return replace(model, mtp_layers=config.mtp_layer_count, mtp_spec=mtp_spec)
+
+
+def _nemotron_mtp_layer(config: HfConfig) -> list[str]:
+    """Kinds of what a multi-token prediction layer consists of: a mixer, an MLP, or one before the other."""
+    if not config.mtp_layer_count:
+        return []
+    pattern = config.content.get("mtp_hybrid_override_pattern", "*E")
+    if not isinstance(pattern, str) or not re.fullmatch(r"[M*][-E]?|[-E]", pattern):
+        raise InputError(
+            f"{config.path}: mtp_hybrid_override_pattern is {pattern!r}, not a mixer (M or *), an MLP (- or E) or one "
+            "before the other"
+        )
+    return [_NEMOTRON_LETTERS[letter] for letter in pattern]
 
 
 def _nemotron_layers(config: HfConfig) -> list[str]:
@@ -172,7 +191,9 @@ def read_qwen3_next(config: HfConfig) -> TransformerModel:
     is_dense = config.family == _DENSE_QWEN
     dense = [DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU)] * count if is_dense else []
     mlps: list[MlpSpec] = [*dense] or _QWEN_MOE.read_mlps(config, count)
-    return _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, mlps)
+    model = _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, mlps)
+    mtp_layers = config.nonnegative_int("mtp_num_hidden_layers", 0)
+    return replace(model, mtp_layers=mtp_layers, mtp_spec=LayerSpec(attention, mlps[-1]))
 
 
 def read_kimi_linear(config: HfConfig) -> TransformerModel:

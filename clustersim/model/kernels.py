@@ -33,6 +33,7 @@ class KernelKind(IdentityEnum):
     COPY = "copy"
     CAST = "cast"  # quantization into a format with scales
     SCAN = "scan"  # one kernel of a chunk-parallel scan: linear attention, state spaces
+    SPARSE_ATTENTION = "sparse_attention"  # one kernel of attention to selected keys, or of their selection
 
 
 TENSOR_CORE_KINDS: Final = frozenset(
@@ -45,6 +46,10 @@ TENSOR_CORE_KINDS: Final = frozenset(
     }
 )
 """Kernels that run on tensor cores (matrix units); all others are memory-bound."""
+
+
+ATTENTION_KINDS: Final = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
+"""Flash attention."""
 
 
 GROUPED_MATMUL_KINDS: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
@@ -157,6 +162,7 @@ class MemoryBoundOp(IdentityEnum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
+    Z_LOSS = "z_loss"  # squared logarithm of the sum of exponentials of logits [rows, width]
     TOP_K = "top_k"  # the `table` largest of each row of logits [rows, width], their softmax, and the selection mask
     TOP_K_SIGMOID = "top_k_sigmoid"  # the same with sigmoid scores, selected by scores plus a bias per column
     TOP_K_GROUPED = "top_k_grouped"  # the same, selected from the best groups of columns (group-limited routing)
@@ -176,6 +182,8 @@ class MemoryBoundOp(IdentityEnum):
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
     UPDATE = "update"  # a pass of any other optimizer
+    MERGE = "merge"  # partial results of attention, or their gradients, added up in FP32
+    FACTORIZATION = "factorization"  # QR or Cholesky, of a matrix [rows, width]
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales
@@ -254,7 +262,39 @@ class ScanShape:
     backward: bool = False
 
 
-KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape
+class SparseRoutine(IdentityEnum):
+    """What a kernel of sparse attention does; the value is its name in files.
+
+    LIGHTNING_INDEXER: scores of all keys, sums over heads of weighted rectified products; backward: their gradients at
+    the selected keys; INDEX_TOP_K: selection of the keys with the highest scores; INDEXER_LOSS: how much all heads
+    attend to each selected key, summed, which the indexer learns; SPARSE_MLA: attention of all heads to one key and
+    value per selected token.
+    """
+
+    LIGHTNING_INDEXER = "lightning_indexer"
+    INDEX_TOP_K = "index_top_k"
+    INDEXER_LOSS = "indexer_loss"
+    SPARSE_MLA = "sparse_mla"
+
+
+@dataclass(frozen=True, slots=True)
+class SparseAttentionShape:
+    """One kernel of sparse attention of `batch` sequences: queries [sequence, heads, key_dim], values of value_dim.
+
+    selected: keys of each query that it works on; 0: all.
+    """
+
+    routine: SparseRoutine
+    batch: int
+    sequence: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    selected: int
+    backward: bool = False
+
+
+KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape | SparseAttentionShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,5 +393,10 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
             return (
                 f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, state {key_dim} x {value_dim}, "
                 f"chunks of {chunk}{', backward' * backward}"
+            )
+        case SparseAttentionShape(routine, batch, sequence, heads, key_dim, value_dim, selected, backward):
+            return (
+                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, head dim {key_dim} and {value_dim}"
+                f"{f', {selected} keys each' if selected else ''}{', backward' * backward}"
             )
     return ""

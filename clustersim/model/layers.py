@@ -24,7 +24,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
 from clustersim.model.conditioning_layers import conditioning_operators
-from clustersim.model.frozen_layers import apply_gradient_flow
+from clustersim.model.frozen_layers import apply_gradient_flow, train_alone
 from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.layer_blocks import LayerBranches, block_operators, join_streams
@@ -40,6 +40,7 @@ from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
+    INDEXER,
     LOW_PRECISION_LAYERS,
     MATRICES,
     LayerOperators,
@@ -123,8 +124,11 @@ def _branch_operators(rank: RankContext, spec: LayerSpec) -> LayerBranches:
 
 
 def _finish_layer(rank: RankContext, layer: LayerOperators, flow: GradientFlow) -> LayerOperators:
-    """The layer as it is trained: with adapters or frozen weights, and with its tower's name."""
-    trained = apply_gradient_flow(apply_lora(layer, rank.training, rank.shard), flow)
+    """The layer as it is trained: with adapters, frozen weights or indexers alone, and with its tower's name."""
+    if rank.model.trains_indexer_only:
+        trained = train_alone(layer, INDEXER)
+    else:
+        trained = apply_gradient_flow(apply_lora(layer, rank.training, rank.shard), flow)
     return label_layer(trained, rank.model.label) if rank.model.label else trained
 
 
@@ -201,7 +205,9 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
         operators.append(_logits_operator(rank, "head.softcap", softcap))
-    return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
+    operators.append(_logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss)))
+    z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
+    return operators if z_loss is None else [*operators, _logits_operator(rank, "head.z_loss", z_loss)]
 
 
 def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:

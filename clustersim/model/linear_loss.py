@@ -80,6 +80,8 @@ def _chunk_kernels(rank: RankContext, chunk: LinearLayer) -> tuple[tuple[Kernel,
     softcap = memory_bound.softcap_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
     specs = {"head.softcap": softcap} if rank.model.final_logit_softcapping else {}
     specs["head.loss"] = memory_bound.loss_spec(rank.training.loss)
+    if rank.training.z_loss and (z_loss := memory_bound.z_loss_spec(rank.training.loss)) is not None:
+        specs["head.z_loss"] = z_loss
     shapes = {name: spec.shape_for(chunk.tokens, chunk.outputs) for name, spec in specs.items()}
     pointwise = tuple(spec.forward_kernel(name, dtype, shapes[name]) for name, spec in specs.items())
     gradients = (spec.backward_kernels(name, dtype, shapes[name]) for name, spec in reversed(specs.items()))

@@ -2,8 +2,8 @@
 
 LoRA (Hu et al. 2021, arXiv:2106.09685) freezes a model and adds s B A x to the output of selected linear
 layers, with A [rank, inputs], B [outputs, rank] and s = alpha / rank. QLoRA (Dettmers et al. 2023,
-arXiv:2305.14314) stores the frozen matrices of the layers in 4 bits. Norms, embedding, logits and biases
-are frozen too, in their own format.
+arXiv:2305.14314) stores the frozen matrices of the layers in 4 bits, bitsandbytes' 8-bit loading in 8. Norms,
+embedding, logits and biases are frozen too, in their own format.
 
 Adapters follow Hugging Face peft and torchtune, one per projection of a layer, or Megatron-Bridge, one
 for queries, keys and values (`linear_qkv`), and one for gate and up (`linear_fc1`). They have the formats

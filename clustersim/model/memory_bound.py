@@ -37,6 +37,15 @@ class MemoryPasses:
         """Bytes moved, or saved, for `elements` elements whose activation format is `dtype`."""
         return float(elements) * (self.activation * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask)
 
+    def with_more(self, more: "MemoryPasses") -> "MemoryPasses":
+        """These passes and others."""
+        return MemoryPasses(
+            self.activation + more.activation,
+            self.fp32 + more.fp32,
+            self.mask + more.mask,
+            self.launches + more.launches,
+        )
+
 
 _OUTPUT_SAVING_KINDS: Final = (KernelKind.NORM, KernelKind.SOFTMAX, KernelKind.LOSS)
 
@@ -83,6 +92,8 @@ def _memory_bound_kernel(
     return Kernel(name, kind, dtype, flops=0.0, bytes=moved_bytes, shape=shape, launches=passes.launches)
 
 
+# RMSNorm in eager PyTorch: forward, backward, saved.
+_EAGER_RMSNORM = MemoryPasses(4, fp32=7, launches=8), MemoryPasses(8, fp32=19, launches=16), MemoryPasses(1, fp32=1)
 # Elements are those of the normalized activation.
 _NORM_SPECS = MappingProxyType(
     {
@@ -104,13 +115,7 @@ _NORM_SPECS = MappingProxyType(
             MemoryPasses(5, launches=2),
             saved=MemoryPasses(1),
         ),
-        (Norm.RMSNORM, False): MemoryBoundSpec(
-            KernelKind.NORM,
-            MemoryBoundOp.RMSNORM,
-            MemoryPasses(4, fp32=7, launches=8),
-            MemoryPasses(8, fp32=19, launches=16),
-            saved=MemoryPasses(1, fp32=1),
-        ),
+        (Norm.RMSNORM, False): MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.RMSNORM, *_EAGER_RMSNORM),
     }
 )
 # Elements are those of the activation's result. SwiGLU reads gate and up.
@@ -243,6 +248,24 @@ _LOSS_SPECS = MappingProxyType(
         ),
     }
 )
+# z-loss (PaLM, arXiv:2204.02311, section 5) beside PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32
+# logits (allenai/OLMo, olmo/train.py, cross_entropy_loss). Forward: maximum (1), difference (2), exponential (2), sum
+# (1). Backward: difference, exponential and product (2 each), added to the other gradient (3). It saves the logits.
+# One-kernel losses have the logarithm anyway, and their gradient is the softmax's times a factor of the row.
+_Z_LOSS = MemoryBoundSpec(
+    KernelKind.LOSS,
+    MemoryBoundOp.Z_LOSS,
+    MemoryPasses(0, fp32=6, launches=4),
+    MemoryPasses(0, fp32=9, launches=4),
+    saved=MemoryPasses(0, fp32=1),
+)
+_Z_LOSS_SPECS = MappingProxyType(
+    {
+        LossImplementation.TORCH: _Z_LOSS,
+        LossImplementation.TORCH_FP32: replace(_Z_LOSS, saved=MemoryPasses(0)),  # which keeps FP32 logits itself
+        LossImplementation.CHUNKED_NLL: replace(_Z_LOSS, saved=MemoryPasses(0)),
+    }
+)
 # A LoRA adapter's scaled output is added to that of the frozen layer; backward scales the gradient.
 SCALED_SUM = MappingProxyType(
     {
@@ -277,14 +300,15 @@ CAUSAL_CONV1D_CUDA = replace(CAUSAL_CONV1D, op=MemoryBoundOp.CAUSAL_CONV1D_CUDA)
 GATED_RMSNORM = MemoryBoundSpec(
     KernelKind.NORM, MemoryBoundOp.GATED_RMSNORM, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
 )
-# Zamba2RMSNormGated of Transformers (models/zamba2/modeling_zamba2.py) besides its norm: the gate to FP32 (1 + 1),
-# SiLU (2) and the product (3). Backward: both gradients of the product (6), SiLU's (3), and back (1 + 1).
+# Zamba2RMSNormGated of Transformers (models/zamba2/modeling_zamba2.py): besides its norm, an RMSNorm, the gate to FP32
+# (1 + 1), SiLU (2) and the product (3). Backward: both gradients of the product (6), SiLU's (3), and back (1 + 1).
+_EAGER_GATE = (MemoryPasses(1, fp32=6, launches=3), MemoryPasses(1, fp32=10, launches=4), MemoryPasses(0, fp32=3))
 _GATED_RMSNORM_UNFUSED = MemoryBoundSpec(
     KernelKind.NORM,
     MemoryBoundOp.GATED_RMSNORM,
-    MemoryPasses(4 + 1, fp32=7 + 6, launches=8 + 3),
-    MemoryPasses(8 + 1, fp32=19 + 10, launches=16 + 4),
-    saved=MemoryPasses(1, fp32=4),
+    _EAGER_RMSNORM[0].with_more(_EAGER_GATE[0]),
+    _EAGER_RMSNORM[1].with_more(_EAGER_GATE[1]),
+    _EAGER_RMSNORM[2].with_more(_EAGER_GATE[2]),
 )
 L2NORM = MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.L2NORM, MemoryPasses(2), MemoryPasses(3), fused=True)
 SILU = MemoryBoundSpec(
@@ -352,6 +376,11 @@ def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
     return _LOSS_SPECS[loss_type]
 
 
+def z_loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec | None:
+    """Passes of z-loss beside softmax cross-entropy; None where that has what it needs."""
+    return _Z_LOSS_SPECS.get(loss_type)
+
+
 def copy_kernel(name: str, dtype: DType, elements: int) -> Kernel:
     """A device-to-device copy of `elements` elements."""
     shape = MemoryBoundShape(MemoryBoundOp.COPY, elements, 1, fused=True)
@@ -368,6 +397,10 @@ def accumulate_kernels(
     match accumulation:
         case Accumulation.FUSED:
             return ()
+        case Accumulation.ASSIGNED if gradient_dtype is accumulator_dtype:
+            return ()
+        case Accumulation.ASSIGNED:
+            return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
         case Accumulation.COPIED:
             return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
         case Accumulation.CONVERTED if gradient_dtype is not accumulator_dtype:

@@ -31,13 +31,15 @@ class ContextRule(IdentityEnum):
     each rank all tokens of a part of the heads, and another one behind it reverses that (Megatron-Core,
     megatron/core/ssm/mamba_context_parallel.py); STATE_GATHER: every rank scans its own tokens, from the states of all
     ranks before it, which are gathered (LASP-2, arXiv:2502.07563; flash-linear-attention, fla/ops/cp); ALL_KEYS: every
-    rank has all keys and values, which are those of another sequence; NONE: no rule is known.
+    rank has all keys and values, which are those of another sequence; KEY_GATHER: each rank has queries of its own
+    tokens and gathers the keys of all (Megatron-Core's DSA, `cp_comm_type` allgather); NONE: no rule is known.
     """
 
     KV_RING = "ring"
     HEAD_EXCHANGE = "all_to_all"
     STATE_GATHER = "state_gather"
     ALL_KEYS = "all_keys"
+    KEY_GATHER = "key_gather"
     NONE = "none"
 
 
@@ -61,6 +63,8 @@ class Mixer(ABC):
     label: ClassVar[str]
     """what it is called on pages and in traces"""
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
+    saves_by_selection: ClassVar[bool] = False
+    """whether what it saves depends on how many keys are selected: not proportional to tokens, or pairs of them"""
 
     @abstractmethod
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:

@@ -33,6 +33,8 @@ FROZEN = "frozen"
 """Parameter group of weights that are not trained, of a model with other parts that are."""
 ADAPTERS = "adapters"
 """Parameter group of trained LoRA adapters of frozen matrices."""
+INDEXER = "indexer"
+"""Parameter group of indexers of sparse attention that are trained alone."""
 
 
 class ParallelRegion(Enum):
@@ -68,7 +70,9 @@ class LayerShard:
     there, not before; receives_indices: with indices of its experts; load_factor: tokens that this rank's experts
     receive over their mean.
     exchanging_ranks: context-parallel ranks that exchange tokens for heads around attention; gathers_keys: they gather
-    all keys and values; consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
+    all keys and values; ring_blocks: kernels of attention, one for each block of keys of a ring (1: one for all);
+    repeats_kv: keys and values are copied for each query head first;
+    consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
     packed_batch: the step's packed documents, None: sequences are single ones.
     """
 
@@ -84,6 +88,8 @@ class LayerShard:
     load_factor: float = 1.0
     exchanging_ranks: int = 1
     gathers_keys: bool = False
+    ring_blocks: int = 1
+    repeats_kv: bool = False
     consecutive: bool = False
     packed_batch: PackedBatch | None = None
 
@@ -118,11 +124,13 @@ class LayerShard:
 class TpCombine(Enum):
     """How the ranks of a group combine their shards of a tensor.
 
-    GATHER of columns; SUM of terms; EXCHANGE: each rank's part of the sequence for its part of the heads, or back.
+    GATHER of columns; SUM of terms; SUM_SCATTER: the sum, of which each rank keeps its part; EXCHANGE: each rank's part
+    of the sequence for its part of the heads, or back.
     """
 
     GATHER = "gathered"
     SUM = "summed"
+    SUM_SCATTER = "summed and scattered"
     EXCHANGE = "exchanged"
 
 
@@ -174,7 +182,7 @@ class Operator:
     run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
     region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
     copies are made once per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while
-    its backward runs.
+    its backward runs; forward_only: no gradient passes it, so that its collectives have none either.
     """
 
     name: str
@@ -203,6 +211,7 @@ class Operator:
     region_input_bytes: Bytes | None = None
     cached_cast_elements: int = 0
     matrices: tuple[WeightMatrix, ...] = ()
+    forward_only: bool = False
 
     def is_in_modules(self, modules: Set[RecomputeModule]) -> bool:
         """Whether it belongs to one of the modules."""

@@ -8,11 +8,14 @@ al. 2021, arXiv:2110.02861; bitsandbytes) both moments in a byte each, with an F
 Muon (Jordan et al. 2024; Liu et al. 2025, arXiv:2502.16982) is not: it replaces the momentum of a whole matrix by its
 nearest orthogonal one (`model.newton_schulz`), and keeps the momentum alone. Embedding, output matrix, norms and
 biases are updated by an elementwise optimizer; norms and biases inside layers, a few thousandths of their weights, are
-counted with the matrices.
+counted with the matrices. Dion (Ahn et al. 2025, arXiv:2504.05295) replaces it by an orthonormal matrix of low rank r,
+from one step of a power iteration that it keeps, too (`model.power_iteration`). SOAP (Vyas et al. 2024,
+arXiv:2409.11321) is Adam in the eigenbases of Shampoo's factors (`model.soap`).
 """
 
 from dataclasses import dataclass
 from enum import Enum
+from math import ceil
 from typing import Final
 
 from clustersim.common.dtypes import DType
@@ -70,21 +73,13 @@ class MuonTensorParallel(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Muon:
-    """Muon for the matrices of layers.
+class MatrixOptimizer:
+    """An optimizer of whole matrices.
 
-    steps: of the Newton-Schulz iteration; distribution: None: the data-parallel strategy's; tensor_parallel: of
-    matrices that tensor-parallel ranks share; symmetric: kernels compute one triangle of symmetric products
-    (`--muon-use-syrk`); batched: equal matrices of a layer (experts) run in one batch; overlap: communication of
-    matrices overlaps the iterations of others; scalar: optimizer of the other weights; dense, experts: whether it is
-    for the matrices of layers but their experts, and for those of experts.
+    overlap: communication of matrices overlaps the computation of others; scalar: optimizer of the other weights;
+    dense, experts: whether it is for the matrices of layers but their experts, and for those of experts.
     """
 
-    steps: int = 5
-    distribution: MuonDistribution | None = None
-    tensor_parallel: MuonTensorParallel = MuonTensorParallel.DUPLICATED
-    symmetric: bool = False
-    batched: bool = False
     overlap: bool = True
     scalar: Optimizer = Optimizer.ADAM
     dense: bool = True
@@ -94,12 +89,63 @@ class Muon:
         """Bytes of the momentum of each parameter."""
         return moments.bytes
 
+    @property
+    def name(self) -> str:
+        """What scenarios call it."""
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Muon(MatrixOptimizer):
+    """Muon for the matrices of layers.
+
+    steps: of the Newton-Schulz iteration; distribution: None: the data-parallel strategy's; tensor_parallel: of
+    matrices that tensor-parallel ranks share; symmetric: kernels compute one triangle of symmetric products
+    (`--muon-use-syrk`); batched: equal matrices of a layer (experts) run in one batch.
+    """
+
+    steps: int = 5
+    distribution: MuonDistribution | None = None
+    tensor_parallel: MuonTensorParallel = MuonTensorParallel.DUPLICATED
+    symmetric: bool = False
+    batched: bool = False
+
     def distribution_for(self, zero_stage: int) -> MuonDistribution:
         """Who orthogonalizes what where a strategy of this ZeRO stage shards the weights."""
         return self.distribution or DISTRIBUTIONS_BY_ZERO_STAGE[zero_stage][0]
 
 
-AnyOptimizer = Optimizer | Muon
+@dataclass(frozen=True, slots=True)
+class Dion(MatrixOptimizer):
+    """Dion for the matrices of layers. rank_fraction: of updates, relative to the smaller dimension of a matrix."""
+
+    rank_fraction: float = 0.25
+
+    def moment_bytes(self, moments: DType) -> Bytes:
+        """Bytes of the momentum and of the iteration's [n, r] for [m, n]: exact if square, else an upper bound."""
+        return MatrixOptimizer.moment_bytes(self, moments) * (1.0 + self.rank_fraction)
+
+    def rank(self, rows: int, columns: int) -> int:
+        """Rank of the update of a matrix."""
+        return min(ceil(self.rank_fraction * min(rows, columns)), rows, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Soap(MatrixOptimizer):
+    """SOAP for the matrices of layers. precondition_frequency: steps from one renewal of eigenbases to the next."""
+
+    precondition_frequency: int = 1
+
+    def moment_bytes(self, moments: DType) -> Bytes:
+        """Bytes of both moments of each parameter; factors and eigenbases come on top (`model.soap`)."""
+        return 2 * moments.bytes
+
+    def distribution_for(self, zero_stage: int) -> MuonDistribution:
+        """Who updates what: each rank all, or whole matrices where weights are sharded."""
+        return MuonDistribution.LAYER_WISE if zero_stage else MuonDistribution.REPLICATED
+
+
+AnyOptimizer = Optimizer | Muon | Dion | Soap
 DISTRIBUTIONS_BY_ZERO_STAGE: Final = {
     0: (MuonDistribution.REPLICATED,),
     1: (MuonDistribution.LAYER_WISE, MuonDistribution.GATHER),

@@ -20,13 +20,17 @@ class Accumulation(Enum):
     February 2022); ADDED: by a kernel that adds it to the sum (PyTorch's autograd, the hooks of Megatron-LM
     of 2021); CONVERTED: by one kernel that makes a copy in the format of the sum, and one that adds the copy
     (DeepSpeed's `BF16_Optimizer`, `update_hp_grads`); COPIED: there is only one, copied into the buffer that
-    is reduced (FSDP2's `foreach_reduce_scatter_copy_in`).
+    is reduced (FSDP2's `foreach_reduce_scatter_copy_in`); ASSIGNED: there is only one, which becomes the sum, converted
+    first where its format is another (autograd's `accumulateGrad` where the gradient is None, torch/csrc/autograd/
+    functions/accumulate_grad.h; what ADDED is with one microbatch, unless a buffer of zeros is added to:
+    `Plan.accumulation`).
     """
 
     FUSED = "fused"
     ADDED = "added"
     CONVERTED = "converted"
     COPIED = "copied"
+    ASSIGNED = "assigned"
 
 
 class Grouping(Enum):
@@ -85,6 +89,17 @@ class ExpertSort(Enum):
     CHUNKS = "chunks"
     INDICES = "indices"
     PADDED_INDICES = "padded_indices"
+
+
+class RingAttention(Enum):
+    """How ring attention runs the blocks of keys that come round.
+
+    ONE_KERNEL: as one kernel does that waits for them; BLOCKS: a kernel for each, whose results others merge in FP32
+    (PyTorch's `context_parallel`: `model.ring_attention`).
+    """
+
+    ONE_KERNEL = "one_kernel"
+    BLOCKS = "blocks"
 
 
 class LossReport(Enum):
@@ -147,6 +162,10 @@ class Overheads:
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
+    Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys
+    and values are copied for every query head before attention, so that a ring carries as many (torchtitan's
+    `repeat_kv`); the copies themselves are not counted.
+
     Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
 
     Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
@@ -173,8 +192,10 @@ class Overheads:
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
+    repeats_kv: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
+    ring_attention: RingAttention = RingAttention.ONE_KERNEL
     grouping: Grouping | None = None
     weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
     expert_sort: ExpertSort = ExpertSort.CHUNKS
@@ -185,7 +206,7 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how embedding, norms, experts, casts and tensor parallelism are implemented, no extra work."""
+        """Only how embedding, norms, experts, casts, tensor and context parallelism are implemented, no extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -194,6 +215,8 @@ class Overheads:
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
+            ring_attention=self.ring_attention,
+            repeats_kv=self.repeats_kv,
             embedding_matmul=self.embedding_matmul,
             saves_absolute_values=self.saves_absolute_values,
             grouping=self.grouping,

@@ -87,8 +87,10 @@ class OperandCasts:
     weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
     needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
     quantized operands; scales_gradients: both gradients of a linear layer are multiplied by their scales in kernels
-    of their own, behind matmuls without scales; eager: casts run operation by operation, so that projections which
-    the model counts as one matrix cast the same input each, and a checkpoint casts again what its saved matmuls read.
+    of their own, behind matmuls without scales; saves_quantized_inputs: inputs are saved quantized although they are
+    cast again in backward, as a compiler decides which of the two it keeps; eager: casts run operation by
+    operation, so that projections which the model counts as one matrix cast the same input each, and a checkpoint
+    casts again what its saved matmuls read.
     """
 
     input: OperandCast
@@ -101,6 +103,7 @@ class OperandCasts:
     uses_transpose: bool = False
     gathers_quantized: bool = True
     scales_gradients: bool = False
+    saves_quantized_inputs: bool = False
     eager: bool = False
 
     @property
@@ -199,8 +202,9 @@ class PrecisionRecipe:
     @property
     def saved_input_format(self) -> DType:
         """The format in which a linear layer saves its input."""
-        cast_in_backward = self.casts is not None and self.casts.input_backward is not None
-        return self.activations if cast_in_backward else self.matmul_formats.weight_gradient
+        casts = self.casts
+        keeps_input = casts is not None and casts.input_backward is not None and not casts.saves_quantized_inputs
+        return self.activations if keeps_input else self.matmul_formats.weight_gradient
 
     @property
     def casts_inputs(self) -> bool:

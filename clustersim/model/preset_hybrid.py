@@ -44,6 +44,7 @@ _QWEN3_NEXT: Final[dict[str, Any]] = {
     "head_dim": 256,
     **{"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512},
     "shared_expert_intermediate_size": 512,
+    "mtp_num_hidden_layers": 1,  # of the released weights; the file does not say
 }
 
 HYBRID_PRESETS: Final = (

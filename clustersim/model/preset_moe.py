@@ -159,6 +159,15 @@ MOE_PRESETS: Final = (
         | {"n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1},
     ),
     preset_from_config(
+        "deepseek-v3.2",
+        "deepseek_v32",
+        "DeepSeek-V3.2, arXiv:2512.02556; deepseek-ai/DeepSeek-V3.2-Exp",
+        config_dimensions(61, 7168, 18432, 128, 128, 129280, 163840)
+        | _deepseek_experts(256, 8, 2048, shared_count=1, dense_layer_count=3)
+        | {"n_group": 8, "topk_group": 4, "num_nextn_predict_layers": 1}
+        | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+    ),
+    preset_from_config(
         "moonlight-16b-a3b",
         "deepseek_v3",
         "Moonlight, arXiv:2502.16982; moonshotai/Moonlight-16B-A3B",

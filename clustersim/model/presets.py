@@ -6,14 +6,14 @@ et al. 2020 prints 24 heads for 1.3B and a width of 5,140 for 13B, which contrad
 the usual 16 and 5,120 are used here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.synonyms import describe_model_name, similar_preset
+from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
 from clustersim.model.preset_diffusion import DIFFUSION_PRESETS
@@ -21,6 +21,7 @@ from clustersim.model.preset_hybrid import HYBRID_PRESETS
 from clustersim.model.preset_moe import MOE_PRESETS
 from clustersim.model.preset_multimodal import MULTIMODAL_PRESETS
 from clustersim.model.preset_vision import VISION_PRESETS
+from clustersim.model.published_models import published_models
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
 
@@ -30,12 +31,31 @@ def load_preset(name: str) -> TransformerModel:
     >>> load_preset("llama3-8b").hidden
     4096
     """
-    if name not in PRESETS:
-        preset = similar_preset(name, PRESETS)
-        hint = describe_model_name(name, PRESETS) or (f"did you mean {preset}?" if preset else None)
-        nearest = hint or suggest_nearest(name, PRESETS, listed_by="clustersim presets")
-        raise InputError(f"there is no model {name!r}; {nearest}")
-    return PRESETS[name].model
+    if name in PRESETS:
+        return PRESETS[name].model
+    published = published_models()
+    if name in published:
+        return published[name].preset.model
+    raise InputError(f"there is no model {name!r}; {_nearest_models(name, (*PRESETS, *published))}")
+
+
+def all_presets() -> Mapping[str, ModelPreset]:
+    """Every model that can be named: those in the code and those of the packaged files."""
+    return {**PRESETS, **{name: model.preset for name, model in published_models().items()}}
+
+
+_MAX_MODELS: Final = 6  # names after "did you mean"
+
+
+def _nearest_models(name: str, names: Sequence[str]) -> str:
+    """What to write instead of a name that is no preset's."""
+    if hint := describe_model_name(name, names):
+        return hint
+    if beginning := presets_beginning(name, names):
+        return f"did you mean {' or '.join(beginning[:_MAX_MODELS])}?"
+    if preset := similar_preset(name, names):
+        return f"did you mean {preset}?"
+    return suggest_nearest(name, names, listed_by="clustersim presets")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def _read_casts(section: MappingReader) -> OperandCasts:
         uses_transpose=section.get_bool("uses_transpose"),
         gathers_quantized=section.get_bool("quantized_all_gather"),
         scales_gradients=section.get_bool("scales_gradients"),
+        saves_quantized_inputs=section.get_bool("saves_quantized_inputs"),
     )
 
 

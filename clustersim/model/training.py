@@ -9,7 +9,7 @@ from clustersim.model.documents import Documents
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
-from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
+from clustersim.model.optimizers import AnyOptimizer, MatrixOptimizer, Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
@@ -149,7 +149,8 @@ class Training:
     imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
     sequences, None: each is one; reference_model: a frozen copy of the model runs forward on every microbatch, too, as
     in preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and self-distillation; with adapters it is the
-    model without them. Its loss is timed as the model's, and model FLOP do not count it.
+    model without them. Its loss is timed as the model's, and model FLOP do not count it; z_loss: the squared logarithm
+    of each token's sum of exponentials is added to the loss (`memory_bound.z_loss_spec`).
     """
 
     sequence: int
@@ -160,6 +161,7 @@ class Training:
     early_stop: bool = False
     attention: AttentionBackend = AttentionBackend.FLASH
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
+    z_loss: bool = False
     optimizer: AnyOptimizer = Optimizer.ADAM
     optimizer_in_backward: bool = False
     gradient_clipping: bool = True
@@ -174,12 +176,12 @@ class Training:
     @property
     def orthogonalizes_dense(self) -> bool:
         """Whether the optimizer orthogonalizes the matrices of layers, other than experts."""
-        return isinstance(self.optimizer, Muon) and self.optimizer.dense
+        return isinstance(self.optimizer, MatrixOptimizer) and self.optimizer.dense
 
     @property
     def scalar_optimizer(self) -> Optimizer:
         """The optimizer of weights that are updated element by element."""
-        return self.optimizer.scalar if isinstance(self.optimizer, Muon) else self.optimizer
+        return self.optimizer.scalar if isinstance(self.optimizer, MatrixOptimizer) else self.optimizer
 
     @property
     def dense_optimizer(self) -> AnyOptimizer:
@@ -189,7 +191,7 @@ class Training:
     @property
     def expert_optimizer(self) -> AnyOptimizer:
         """The optimizer of experts."""
-        is_scalar = isinstance(self.optimizer, Muon) and not self.optimizer.experts
+        is_scalar = isinstance(self.optimizer, MatrixOptimizer) and not self.optimizer.experts
         return self.scalar_optimizer if is_scalar else self.optimizer
 
     @property

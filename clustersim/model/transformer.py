@@ -5,7 +5,7 @@ has both, or as its `BlockForm` says; a final norm and the logits matrix follow.
 (arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, Final
@@ -29,6 +29,7 @@ from clustersim.model.layer_stack import (
 from clustersim.model.lora import Lora, Projection
 from clustersim.model.mixer import Mixer
 from clustersim.model.model_ends import VOCABULARY_HEAD, ModelHead, PatchEmbedding, Projector
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 
 
 class Norm(Enum):
@@ -55,17 +56,17 @@ class PositionEncoding(Enum):
 class TransformerModel:
     """A transformer: a decoder of tokens, or an encoder of images. stack: its layers in order.
 
-    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the
-    embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
-    is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
-    spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
-    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
-    of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
-    nothing (0, OLMo); patches: what takes the place of the table of tokens, None: the table, of `vocab` rows, which are
-    none otherwise; head: what follows the final norm; gradients: which parts are trained; encoder: what maps images to
-    some of its tokens; layer_scale: every branch of a layer is multiplied by a learned vector before the residual add
-    (Touvron et al. 2021, arXiv:2103.17239); conditioning: what a diffusion transformer reads besides patches; label:
-    what the names of its operators begin with, if it is not the only tower.
+    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
+    vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalized
+    before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2); spare_positions: rows
+    of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi);
+    mtp_layers: number of multi-token prediction layers after the stack; mtp_spec: of these, None: that of the
+    stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    nothing (0, OLMo); patches: what takes the place of the table of tokens, None: the table, of `vocab` rows, which
+    are none otherwise; head: what follows the final norm; gradients: which parts are trained; encoder: what maps
+    images to some of its tokens; layer_scale: every branch of a layer is multiplied by a learned vector before the
+    residual add (Touvron et al. 2021, arXiv:2103.17239); conditioning: what a diffusion transformer reads besides
+    patches; label: what the names of its operators begin with, if it is not the only tower.
     """
 
     name: str
@@ -91,6 +92,7 @@ class TransformerModel:
     layer_scale: bool = False
     label: str = ""
     conditioning: Conditioning | None = None
+    mtp_spec: LayerSpec | None = None
 
     @property
     def sample_tokens(self) -> int:
@@ -112,8 +114,9 @@ class TransformerModel:
     @property
     def mtp_stack(self) -> LayerStack:
         """The multi-token prediction layers."""
-        mtp_specs = (replace(group.spec, is_mtp=True) for group in self.stack[-1:])
-        return tuple(LayerGroup(spec, self.mtp_layers) for spec in mtp_specs) if self.mtp_layers else ()
+        if not self.mtp_layers:
+            return ()
+        return (LayerGroup(replace(self.mtp_spec or self.stack[-1].spec, is_mtp=True), self.mtp_layers),)
 
     @property
     def full_stack(self) -> LayerStack:
@@ -139,6 +142,11 @@ class TransformerModel:
     def uses_latent_attention(self) -> bool:
         """Whether some layer has multi-head latent attention (MLA)."""
         return any(isinstance(attention, LatentAttention) for attention in self.distinct_attentions)
+
+    @property
+    def trains_indexer_only(self) -> bool:
+        """Whether all weights but those of indexers are frozen: their warm-up before attention becomes sparse."""
+        return any(isinstance(one, DeepseekSparseAttention) and one.warms_up for one in self.distinct_mixers)
 
     @property
     def position_table_rows(self) -> int:
@@ -230,10 +238,16 @@ def resize_model(model: TransformerModel, layers: int | None = None, **changes: 
     """
     model_changes = {name: changes.pop(name) for name in _MODEL_FIELDS if name in changes}
     stack = model.stack if layers is None else _resize_stack(model, layers)
+    resized = replace(model, stack=stack, **model_changes)
+    return map_layers(resized, lambda spec: change_layer(spec, **changes))
+
+
+def map_layers(model: TransformerModel, change: Callable[[LayerSpec], LayerSpec]) -> TransformerModel:
+    """The model with every layer changed, multi-token prediction layers of their own kind among them."""
     return replace(
         model,
-        stack=merge_groups(LayerGroup(change_layer(group.spec, **changes), group.count) for group in stack),
-        **model_changes,
+        stack=merge_groups(LayerGroup(change(group.spec), group.count) for group in model.stack),
+        mtp_spec=None if model.mtp_spec is None else change(model.mtp_spec),
     )
 
 

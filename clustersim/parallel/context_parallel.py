@@ -15,6 +15,11 @@ Each of P ranks has S / P tokens of every sequence, and its queries attend to th
 - HIERARCHICAL (Gu et al. 2024, arXiv:2406.18485, double ring): rings within groups of `inner` ranks, and across them,
   which carries each block once to every group. The two overlap attention one after the other here.
 
+Where each block of a ring is a kernel of its own (`model.ring_attention`, PyTorch's `context_parallel`), that of one
+block overlaps the message that the next one needs (`_AllToAllRotater`), or the first one's a gather of all
+(`_AllGatherRotater`); in backward the sums of gradients, in FP32, go round in either case, behind the kernel that adds
+to them, the last hop alone. The latency of each hop is that of a whole ring here.
+
 Every rank moves, of the keys and values of the full sequence (KV), (P - 1) / P forward and twice that backward by
 ring, all-gather and double ring; by Ulysses (P - 1) / P of its own queries, keys, values and outputs, each way.
 """
@@ -46,6 +51,10 @@ class ContextParallelKind(IdentityEnum):
         return self in (ContextParallelKind.TWO_DIMENSIONAL, ContextParallelKind.HIERARCHICAL)
 
 
+BLOCK_RING_KINDS: Final = frozenset({ContextParallelKind.RING, ContextParallelKind.ALL_GATHER})
+"""Kinds that libraries run block by block (PyTorch's `_RotateMethod`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvRing:
     """A ring of keys and values that attention overlaps block by block."""
@@ -56,11 +65,12 @@ class KvRing:
 
 @dataclass(frozen=True, slots=True)
 class ContextExchange:
-    """Collectives of attention in one pass: before it, with its kernel, and after it."""
+    """Collectives of attention in one pass: before it, with its kernel (or those of its blocks), and after it."""
 
     before: tuple[CommOp, ...] = ()
     rings: tuple[KvRing, ...] = ()
     after: tuple[CommOp, ...] = ()
+    with_blocks: tuple[CommOp | None, ...] = ()
 
 
 NO_EXCHANGE: Final = ContextExchange()
@@ -72,7 +82,8 @@ class ContextParallel:
 
     degree: number of ranks; inner: ranks of an inner group; format: of activations; kv_bytes: of the keys and values
     of the full sequence for the heads of one rank, after tokens are exchanged for heads; head_bytes: of the queries,
-    keys and values that a rank sends for its tokens, copies of heads included; output_bytes: of attention's output.
+    keys and values that a rank sends for its tokens, copies of heads included; output_bytes: of attention's output;
+    by_blocks: each block of a ring is a kernel of its own.
     """
 
     kind: ContextParallelKind
@@ -82,15 +93,23 @@ class ContextParallel:
     kv_bytes: Bytes
     head_bytes: Bytes
     output_bytes: Bytes
+    by_blocks: bool = False
 
     def exchange(self, *, backward: bool) -> ContextExchange:
         """What a pass exchanges."""
-        return _EXCHANGES[self.kind](self, backward) if self.degree > 1 else NO_EXCHANGE
+        if self.degree == 1:
+            return NO_EXCHANGE
+        return _block_ring(self, backward) if self.by_blocks else _EXCHANGES[self.kind](self, backward)
 
     def ring(self, comm_group: CommGroup, kv_bytes: Bytes, ranks: int, *, backward: bool) -> KvRing:
         """A ring of `ranks` ranks over which `kv_bytes` of keys and values are spread, with gradients in backward."""
         payload = (2.0 if backward else 1.0) * kv_bytes
         return KvRing(CommOp("ring of keys and values", CollectiveType.SHIFT, comm_group.name, payload), ranks)
+
+    def hop(self, byte_count: Bytes) -> CommOp:
+        """A message of every rank to its neighbour, of `byte_count` bytes."""
+        payload = byte_count * self.degree / (self.degree - 1)
+        return CommOp("hop of keys and values", CollectiveType.SHIFT, CP_GROUP.name, payload)
 
     def swap(self, comm_group: CommGroup, *, heads: bool) -> CommOp:
         """An all-to-all that exchanges tokens for heads: of queries, keys and values, or of the output."""
@@ -102,6 +121,18 @@ class ContextParallel:
 def _ring(context: ContextParallel, backward: bool) -> ContextExchange:
     ring = context.ring(CP_GROUP, context.kv_bytes, context.degree, backward=backward)
     return ContextExchange(rings=(ring,))
+
+
+def _block_ring(context: ContextParallel, backward: bool) -> ContextExchange:
+    """Keys and values before each block but the first, or all at once; sums of gradients behind each block."""
+    local_bytes, later_blocks = context.kv_bytes / context.degree, context.degree - 1
+    gathers = context.kind is ContextParallelKind.ALL_GATHER
+    keys = [local_bytes if not gathers else 0.0] * later_blocks + [0.0]
+    sums = local_bytes * DType.FP32.bytes / context.format.bytes if backward else 0.0
+    hops = [context.hop(size) if size else None for size in (keys[0], *(size + sums for size in keys[1:]))]
+    first = CommOp("gather keys and values", CollectiveType.ALL_GATHER, CP_GROUP.name, context.kv_bytes)
+    with_blocks = (first if gathers else hops[0], *hops[1:])
+    return ContextExchange(with_blocks=with_blocks, after=(context.hop(sums),) if backward else ())
 
 
 def _all_gather(context: ContextParallel, backward: bool) -> ContextExchange:

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from clustersim.common.units import Flop
 from clustersim.model.newton_schulz import newton_schulz_flops
 from clustersim.model.operators import LayerOperators, Operator, ParallelRegion
-from clustersim.model.optimizers import Muon, MuonTensorParallel
+from clustersim.model.optimizers import Muon, MuonTensorParallel, Soap
+from clustersim.model.soap import soap_flops
 from clustersim.model.weight_matrices import WeightMatrix
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import ETP_GROUP, TP_GROUP, CommGroup
@@ -42,10 +43,12 @@ class SharedMatrix:
         """The same matrix `count` times."""
         return replace(self, matrix=replace(self.matrix, count=count))
 
-    def cost(self, muon: Muon) -> Flop:
-        """FLOP of one matrix's iteration on this rank, up to a factor."""
-        is_whole = muon.tensor_parallel is MuonTensorParallel.DUPLICATED
+    def cost(self, optimizer: Muon | Soap) -> Flop:
+        """FLOP of one matrix's update on this rank, up to a factor."""
         matrix = self.matrix.single
+        if isinstance(optimizer, Soap):
+            return soap_flops(matrix, optimizer)
+        is_whole = optimizer.tensor_parallel is MuonTensorParallel.DUPLICATED
         return newton_schulz_flops(matrix.gathered(self.ranks) if is_whole else matrix, 1)
 
 
@@ -84,12 +87,12 @@ def count_matrices(matrices: Iterable[SharedMatrix]) -> Counter[SharedMatrix]:
     return counts
 
 
-def busiest_owner(counts: MatrixCounts, muon: Muon, ranks: int) -> Counter[SharedMatrix]:
+def busiest_owner(counts: MatrixCounts, optimizer: Muon | Soap, ranks: int) -> Counter[SharedMatrix]:
     """The matrices of the rank that has most to do, where `ranks` ranks own whole matrices.
 
     Equal matrices are dealt out at once where each rank gets several.
     """
-    costs = {shared: shared.cost(muon) for shared in counts}
+    costs = {shared: shared.cost(optimizer) for shared in counts}
     owned: list[Counter[SharedMatrix]] = [Counter() for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
     for shared in sorted(counts, key=lambda matrix: (-costs[matrix], matrix)):

@@ -19,7 +19,16 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import operators
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, FROZEN, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
+from clustersim.model.operators import (
+    ADAPTERS,
+    DENSE,
+    EXPERTS,
+    FROZEN,
+    INDEXER,
+    LOW_PRECISION_LAYERS,
+    MATRICES,
+    QUANTIZED,
+)
 from clustersim.model.optimizers import AnyOptimizer, Optimizer
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
@@ -55,7 +64,7 @@ class DataParallelGroups:
 _DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
 _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN), _DENSE_GROUPS),
+        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN, INDEXER), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
@@ -70,7 +79,7 @@ class ParameterGroup:
     None: one rank only; shard_count, replica_count: sizes of these groups; secondary_group: ranks over which a
     second copy is sharded (hpZ), None: there is none; secondary_shard_count: its size; formats: of weights,
     gradients and optimizer states; is_trained: they have gradients and optimizer states; optimizer: what updates
-    them.
+    them; factor_ratio: FP32 elements that it keeps of matrices for each of their elements, on average.
     """
 
     name: str
@@ -83,11 +92,14 @@ class ParameterGroup:
     secondary_shard_count: int = 1
     is_trained: bool = True
     optimizer: AnyOptimizer = Optimizer.ADAM
+    factor_ratio: float = 0.0
 
     @property
     def state_bytes(self) -> Bytes:
-        """Bytes of moments for each parameter."""
-        return self.optimizer.moment_bytes(self.formats.moments) if self.is_trained else 0.0
+        """Bytes of moments, and of factors of matrices, for each parameter."""
+        if not self.is_trained:
+            return 0.0
+        return self.optimizer.moment_bytes(self.formats.moments) + self.factor_ratio * DType.FP32.bytes
 
     @property
     def dp_size(self) -> int:
@@ -101,19 +113,22 @@ class ParameterGroup:
 
 
 def parameter_groups(
-    layout: Layout, training: Training, *, experts: bool = False, frozen: bool = False
+    layout: Layout, training: Training, *, experts: bool = False, frozen: bool = False, indexer: bool = False
 ) -> tuple[ParameterGroup, ...]:
     """Parameter groups of a model, as the layout's strategy shards them.
 
-    experts: whether the model has MoE layers; frozen: whether some parts of it are not trained.
+    experts: whether the model has MoE layers; frozen: whether some parts of it are not trained; indexer: whether
+    indexers of sparse attention are trained alone.
     """
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
     formats |= {FROZEN: training.recipe.weight_formats} if frozen else {}
+    formats |= {INDEXER: training.recipe.weight_formats} if indexer else {}
+    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - {FROZEN}
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(
         replace(
             group,
-            is_trained=group.name != FROZEN and (training.lora is None or group.name == ADAPTERS),
+            is_trained=group.name in trained,
             optimizer=_group_optimizer(training, group.name),
         )
         for group in groups

@@ -10,16 +10,18 @@ from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
-from clustersim.model.mixer import ContextRule, Mixer
 from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, NoRecompute, Training
 from clustersim.model.transformer import Encoder, TransformerModel
-from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
+from clustersim.parallel.optimizer_factors import factor_ratio
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -97,21 +99,37 @@ class Plan:
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
         return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
+    @property
+    def accumulation(self) -> Accumulation:
+        """How weight gradients are accumulated; autograd adds nothing to the first one, unless a buffer is zeroed."""
+        training = self.training
+        is_added = training.accumulation is Accumulation.ADDED
+        is_first = self.microbatches == 1 and not training.overheads.zero_grad
+        return Accumulation.ASSIGNED if is_added and is_first else training.accumulation
+
+    @cached_property
+    def _layer_training(self) -> Training:
+        """The training, with the accumulation of this number of microbatches."""
+        training = self.training
+        if self.accumulation is training.accumulation:
+            return training
+        return replace(training, overheads=replace(training.overheads, accumulation=self.accumulation))
+
     @cached_property
     def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
         """Each kind of layer, sharded for one rank."""
         specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
-        return {spec: transformer_layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
+        return {spec: transformer_layer(self.model, spec, self._layer_training, self.layer_shard) for spec in specs}
 
     @cached_property
     def embedding(self) -> LayerOperators:
         """The embedding, sharded for one rank."""
-        return embedding_layer(self.model, self.training, self.layer_shard)
+        return embedding_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def head(self) -> LayerOperators:
         """Final norm, logits and loss, sharded for one rank, with untied logits weights."""
-        return head_layer(self.model, self.training, self.layer_shard)
+        return head_layer(self.model, self._layer_training, self.layer_shard)
 
     @cached_property
     def tied_head(self) -> LayerOperators:
@@ -210,7 +228,15 @@ class Plan:
         experts, encoder = bool(self.model.distinct_routed_moes), self.model.encoder
         models = (self.model,) if encoder is None else (self.model, encoder.model)
         has_frozen = any(model.gradients.has_frozen for model in models)
-        return parameter_groups(self.layout, self.training, experts=experts, frozen=has_frozen)
+        groups = parameter_groups(
+            self.layout,
+            self.training,
+            experts=experts,
+            frozen=has_frozen,
+            indexer=self.model.trains_indexer_only,
+        )
+        stack, layers = self.model.stack, self.layer_by_spec
+        return tuple(replace(group, factor_ratio=factor_ratio(group, stack, layers)) for group in groups)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
@@ -283,6 +309,8 @@ class Plan:
             load_factor=self.expert_token_ratio,
             exchanging_ranks=self.layout.exchanging_ranks,
             gathers_keys=self.layout.cp > 1 and self.layout.cp_kind is ContextParallelKind.ALL_GATHER,
+            ring_blocks=ring_blocks(self.layout, self.training),
+            repeats_kv=self.training.overheads.repeats_kv,
             consecutive=self.layout.cp > 1 and not self.layout.cp_balanced,
             packed_batch=self._packed_batch,
         )
@@ -335,20 +363,10 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        return sharding if spec.mixer is None else replace(sharding, context=self._context_parallel(spec.mixer))
-
-    def _context_parallel(self, mixer: Mixer) -> ContextParallel | None:
-        """What context-parallel ranks exchange for a mixer with keys and values."""
-        layout, shard, activation_format = self.layout, self.layer_shard, self.training.recipe.activations
-        if mixer.context_rule is not ContextRule.KV_RING:
-            return None
-        widths = mixer.exchanged_widths(layout.tp, layout.exchanging_ranks)
-        heads, outputs = (float(shard.tokens * width * activation_format.bytes) for width in widths)
-        kv_width = mixer.kv_width(layout.tp * layout.exchanging_ranks)
-        kv_bytes = float(shard.batch * shard.keys * kv_width * activation_format.bytes)
-        return ContextParallel(
-            layout.cp_kind, layout.cp, layout.inner_ranks, activation_format, kv_bytes, heads, outputs
-        )
+        if spec.mixer is None:
+            return sharding
+        context = mixer_exchange(spec.mixer, self.layout, self.layer_shard, activation_format)
+        return replace(sharding, context=context)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
         """Whether a stage is the first chunk of the first pipeline rank.

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.model.kernels import Kernel, KernelKind
+from clustersim.model.kernels import ATTENTION_KINDS, Kernel, KernelKind
 from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
 from clustersim.model.operators import RegionInput, ShardAxis, TpCollective, TpCombine, early_stop_count
 from clustersim.model.recompute_modules import RecomputeModule
@@ -42,6 +42,7 @@ _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = Mappi
     {
         TpCombine.GATHER: ("gather", CollectiveType.ALL_GATHER),
         TpCombine.SUM: ("sum", CollectiveType.ALL_REDUCE),
+        TpCombine.SUM_SCATTER: ("scatter the sum of", CollectiveType.REDUCE_SCATTER),
         TpCombine.EXCHANGE: ("exchange", CollectiveType.ALL_TO_ALL),
     }
 )
@@ -107,7 +108,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
         math.inf if sharding.layout.async_tensor_model_parallel_allreduce else _overlap_chunk_count(sharding.layout)
     )
     operator_work: list[_OperatorWork] = []
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         inputs, weights = _input_gradient(placed, sharding), _weight_gradient(placed)
         if placed.regathers_input:
             inputs = _attach_comm_op(_regather_input(placed, sharding), inputs, 0, overlap_chunks)
@@ -123,7 +124,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
 def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of the input-gradient half of a backward; its reductions overlap no weight gradient."""
     operator_work: list[_OperatorWork] = []
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         inputs = _input_gradient(placed, sharding)
         if placed.starts_region:
             reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
@@ -141,7 +142,7 @@ def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -
     operations: list[Operation] = []
     pending: dict[str, int] = {}
     last_index: dict[str, int] = {}
-    for placed in reversed(_placed_operators(layer.operators, sharding)):
+    for placed in _backward_order(layer, sharding):
         weights, group = _weight_gradient(placed), placed.operator.parameter_group
         if placed.regathers_input:
             weights = _attach_comm_op(_regather_input(placed, sharding), weights, 0, 1)
@@ -162,6 +163,12 @@ def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -
                 [operations[index]], completed + operations[index].gradient_count, group
             )
     return operations
+
+
+def _backward_order(layer: LayerOperators, sharding: LayerSharding) -> list["_PlacedOperator"]:
+    """The operators that gradients pass, last one first."""
+    placed_operators = reversed(_placed_operators(layer.operators, sharding))
+    return [placed for placed in placed_operators if not placed.operator.forward_only]
 
 
 def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[Operation]:
@@ -367,7 +374,8 @@ def _with_context(
 ) -> list[Operation]:
     """Kernels of an operator; those of the attention core with what context-parallel ranks exchange for it.
 
-    Its first kernel overlaps rings, one block of keys at a time, one ring after the other.
+    Its first kernel overlaps rings, one block of keys at a time, one ring after the other; or the kernel of each block
+    what the next one needs.
     """
     on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
     operations = [
@@ -383,6 +391,8 @@ def _with_context(
         split = kernel if len(exchange.rings) == 1 else kernel.split_into(len(exchange.rings))
         overlaps = (CommOverlap(ring.comm_op, split, ring.block_count, is_ring=True) for ring in exchange.rings)
         operations = [*(Operation(overlap, work_type) for overlap in overlaps), *operations[1:]]
+    if placed.starts_attention and exchange.with_blocks:
+        operations = _overlap_blocks(operations, exchange.with_blocks)
     before = exchange.before if runs_first else ()
     after = exchange.after if runs_last else ()
     return [
@@ -390,6 +400,20 @@ def _with_context(
         *operations,
         *(Operation(comm_op, work_type) for comm_op in after),
     ]
+
+
+def _overlap_blocks(operations: list[Operation], comm_ops: Iterable[CommOp | None]) -> list[Operation]:
+    """The operations of attention's core, its kernels each overlapped with a collective, if there is one for it."""
+    remaining = iter(comm_ops)
+    overlapped: list[Operation] = []
+    for operation in operations:
+        kernel = operation.kernel
+        is_block = kernel is not None and kernel.kind in ATTENTION_KINDS
+        comm_op = next(remaining, None) if is_block else None
+        if kernel is not None and comm_op is not None:
+            operation = replace(operation, body=CommOverlap(comm_op, kernel, math.inf))
+        overlapped.append(operation)
+    return overlapped
 
 
 def _attach_comm_op(

@@ -6,7 +6,7 @@ random numbers.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from clustersim.build import require_common_step
 from clustersim.common.errors import InputError, MemoryFitError
 from clustersim.common.journal import Journal
 from clustersim.common.processes import worker_pool
-from clustersim.common.units import Seconds, format_bytes, format_seconds
+from clustersim.common.units import Seconds, format_bytes, format_probability, format_seconds
 from clustersim.reliability.checkpoint_cost import (
     MIN_CHECKPOINT_COST,
     CheckpointCost,
@@ -369,6 +369,7 @@ class _GoodputCalculation:
         )
 
     def _add_warnings(self, runs: Sequence[TrainingRun], interval: Seconds, mtti: Seconds) -> None:
+        self.warnings += (*self.scenario.warnings, *self._unsure_fit())
         unfinished = sum(not run.finished for run in runs)
         if unfinished:
             self.warnings.append(
@@ -386,8 +387,6 @@ class _GoodputCalculation:
             self.warnings.append(
                 f"storage takes a checkpoint in {format_seconds(min_interval)} at the soonest; so often they come"
             )
-        if not self.healthy_result.fits_in_memory:
-            self.warnings.append("the job does not fit in memory: it would not run at all")
         if self.reliability.rate_geometric_std > 1.0 and any(
             failure.is_rate_uncertain for failure in self.reliability.failures
         ):
@@ -396,6 +395,15 @@ class _GoodputCalculation:
                 "them "
                 f"anew, up to {self.reliability.rate_geometric_std:g} times more or less in two of three; "
                 "reliability.failures says yours"
+            )
+
+    def _unsure_fit(self) -> Iterator[str]:
+        """A note that the job may not fit in memory, with what would."""
+        result = self.healthy_result
+        if suggestions := result.oom_suggestions:
+            yield (
+                f"the job fits in memory with a probability of {format_probability(result.fit_probability)} only, and "
+                f"has neither a duration nor a cost if it does not; {suggestions[0]}"
             )
 
 

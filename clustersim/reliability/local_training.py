@@ -27,6 +27,7 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import CollectiveType
 from clustersim.reliability.outer_exchange import exposed_seconds
+from clustersim.reliability.outer_settings import outer_choices
 from clustersim.reliability.replica_outages import simulate_replica_outages
 from clustersim.results.memory_check import peak_memory_use
 from clustersim.results.outer_rounds import OuterRounds, SiteRound, UtilizationCurve
@@ -48,12 +49,17 @@ _SGD_TOUCHES = 4.0
 
 
 def simulate_local_training(
-    scenario: Scenario, *, curves: bool = False, days: float | None = None, runs: int = 20
+    scenario: Scenario,
+    *,
+    curves: bool = False,
+    days: float | None = None,
+    runs: int = 20,
+    utilization: float | None = None,
 ) -> OuterRounds:
     """Simulate a round; raise InputError where the scenario has no `diloco` section.
 
     curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well; days: also that many
-    days with failures of the replicas, as a mean of `runs`.
+    days with failures of the replicas, as a mean of `runs`; utilization: also the settings that reach it.
     """
     if scenario.diloco is None:
         raise InputError(
@@ -64,7 +70,14 @@ def simulate_local_training(
     rounds = replace(training.rounds(scenario.diloco), bandwidth_needs=needs)
     if curves:
         rounds = replace(rounds, curves=tuple(training.curves(scenario.diloco)))
-    return rounds if days is None else replace(rounds, outages=simulate_replica_outages(training.replicas, days, runs))
+    if utilization is not None:
+        layers = scenario.model.layer_count
+        choices = outer_choices(training.rounds, scenario.diloco, layers, utilization)
+        rounds = replace(rounds, choices=choices)
+    if days is not None:
+        outages = simulate_replica_outages(scenario, training.replicas, rounds, days, runs)
+        rounds = replace(rounds, outages=outages)
+    return rounds
 
 
 class LocalTraining:

@@ -38,6 +38,7 @@ from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
 from clustersim.results.natural_routing import NaturalRouting
 from clustersim.results.number_formats import FormatUsage
 from clustersim.results.software import software_of
+from clustersim.results.timing_sensitivity import RUN_COUNT, TimingSensitivity
 from clustersim.results.utilization import LeadingMfu, shows_causal_mfu
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ CRITICAL_PATH_NOTE: Final = (
     "step."
 )
 NATURAL_ROUTING_MEANING: Final = "if tokens choose their experts freely"
+TIMING_SENSITIVITY_MEANING: Final = (
+    f"over {RUN_COUNT} runs with kernels slower by a few parts in 10^12: smaller differences mean nothing"
+)
 PROVENANCE_LABELS: Final[Mapping[Provenance, str]] = {
     Provenance.MEASURED: "measured here",
     Provenance.INTERPOLATED: "interpolated between measured shapes",
@@ -86,6 +90,11 @@ def format_natural_ratios(natural: NaturalRouting) -> str:
     """The range as multiples of the balanced step."""
     low, high = natural.ratios
     return f"{low:.2f} to {high:.2f} times the balanced step"
+
+
+def format_timing_sensitivity(sensitivity: TimingSensitivity) -> str:
+    """How far a chaotic step moves."""
+    return f"{sensitivity.low - 1.0:+.2%} to {sensitivity.high - 1.0:+.2%}"
 
 
 def peak_reference_suffix(formats: FormatUsage | None) -> str:

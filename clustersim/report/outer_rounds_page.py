@@ -6,8 +6,8 @@ from typing import Final
 from clustersim.common.units import format_step_time
 from clustersim.report.draw.charts import bar_figure, bar_trace, line_trace, xy_figure
 from clustersim.report.figure import Figure, axis_layout
-from clustersim.report.html_document import figure_panel, html_document
-from clustersim.report.terminal.outer_rounds import CONVERGENCE_NOTE, headline
+from clustersim.report.html_document import figure_panel, html_document, render_panel
+from clustersim.report.terminal.outer_rounds import CHOICE_COLUMNS, CONVERGENCE_NOTE, choice_rows, headline
 from clustersim.results.outer_rounds import OuterRounds
 
 _SHOWN_ROUNDS: Final = 3
@@ -28,6 +28,8 @@ def outer_rounds_page(result: OuterRounds, file: Path) -> str:
     if result.curves:
         caption = "All links between sites scaled by one factor; nothing else changes."
         panels.append(figure_panel("Utilization against bandwidth", curve_figure(result), caption=caption))
+    if result.choices:
+        panels.append(render_panel("outer_choices.html", columns=CHOICE_COLUMNS, rows=choice_rows(result)))
     return html_document(f"Local training of {file.name}", panels)
 
 

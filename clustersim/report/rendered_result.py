@@ -15,7 +15,7 @@ from clustersim.common.table import Table
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfReport
 from clustersim.scenario import Scenario
-from clustersim.simulation import simulate as _answer
+from clustersim.simulation import simulate_with_spread
 
 if TYPE_CHECKING:
     import plotly.graph_objects as plotly
@@ -74,5 +74,5 @@ class RenderedResult(SimulationResult):
 
 def simulate(scenario: Scenario) -> RenderedResult:
     """Simulate training steps."""
-    result = _answer(scenario)
+    result = simulate_with_spread(scenario)
     return RenderedResult(**{field.name: getattr(result, field.name) for field in fields(result)})

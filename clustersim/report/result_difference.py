@@ -161,7 +161,7 @@ def compare_results(
     return ResultDifference(
         titles=titles,
         inputs=changed_keys(first.scenario, second.scenario),
-        notes=(*notes, *token_notes, *file_notes),
+        notes=(*notes, *token_notes, *file_notes, *_warning_notes(first, second)),
         step_times=np.array([first.step_time, second.step_time]),
         mean_seconds=np.array([_category_seconds(result_json["breakdown_s"]) for result_json in results_json]),
         row_seconds=np.array(
@@ -173,6 +173,15 @@ def compare_results(
         row_labels=tuple(stage_name(first.scenario, row) for row in range(row_count)),
         results_json=results_json,
     )
+
+
+def _warning_notes(first: SimulationResult, second: SimulationResult) -> list[str]:
+    """Likely mistakes in the scenarios, each with the result that it is of."""
+    by_warning: dict[str, list[str]] = {}
+    for name, result in zip("AB", (first, second), strict=True):
+        for warning in result.scenario.warnings:
+            by_warning.setdefault(warning, []).append(name)
+    return [f"{' and '.join(names)}: {warning}" for warning, names in by_warning.items()]
 
 
 def headline(difference: ResultDifference) -> str:

@@ -14,7 +14,7 @@ from clustersim.report.panels.critical_path import build_critical_path, critical
 from clustersim.report.panels.memory import memory_panels
 from clustersim.report.panels.network import build_network, network_panel
 from clustersim.report.panels.overlap import build_overlap, overlap_panel
-from clustersim.report.panels.step_times import steps_panel
+from clustersim.report.panels.step_times import drawn_steps_panel, steps_panel
 from clustersim.report.panels.stragglers import has_straggler_content, stragglers_panel
 from clustersim.report.panels.time_breakdown import breakdown_panel, stages_panel
 from clustersim.report.panels.topology import result_topology, topology_panel
@@ -49,6 +49,8 @@ def run_panels(
     yield breakdown_panel(result, times)
     if result.scenario.steps > 1:
         yield steps_panel(result)
+    if result.drawn_step_times:
+        yield drawn_steps_panel(result)
     if has_several_rows:
         yield stages_panel(times, timeline)
     if has_straggler_content(result):

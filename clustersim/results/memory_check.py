@@ -31,7 +31,7 @@ from clustersim.results.oom_suggestions import oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
-from clustersim.uncertainty.memory_error import default_headroom, fit_probability
+from clustersim.uncertainty.memory_error import default_headroom, fit_probability, fits_surely
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckReport:
-    """Whether a scenario fits in memory. suggestions: changes that would make it fit, if it does not.
+    """Whether a scenario fits in memory. suggestions: changes that would make it fit, if it does not, or not surely.
 
     fit_probability: by the errors of published predictions (`uncertainty.memory_error`); host: memory of the most
     loaded node's host; None: nothing is offloaded.
@@ -79,8 +79,9 @@ def check(scenario: Scenario) -> MemoryCheckReport:
     if scenario.cost.nccl_overrides.constrained_collectives:
         require_algorithms(scenario, build_program(scenario, build_plan(scenario)))
     report = _report_without_suggestions(scenario)
-    exceeds_memory = report.peak_memory_bytes > report.memory_capacity_bytes
-    return replace(report, suggestions=suggest_memory_fixes(scenario)) if exceeds_memory else report
+    return replace(
+        report, suggestions=suggest_memory_fixes(scenario, report.peak_memory_bytes, report.memory_capacity_bytes)
+    )
 
 
 def fits_in_memory(scenario: ResolvedScenario) -> bool:
@@ -202,11 +203,17 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
     return host_memory_use(plan, schedule_order(scenario, plan), by_stage, host.capacity)
 
 
-def suggest_memory_fixes(scenario: Scenario) -> tuple[str, ...]:
-    """Single changes (and a few sensible pairs of them) after which the scenario fits."""
-    capacity = min(memory_capacities(scenario))
-    safe_capacity = capacity * (1.0 - required_headroom(scenario, None))
-    return tuple(oom_suggestions(scenario, capacity, safe_capacity, _peak_of_legal_scenario))
+def suggest_memory_fixes(scenario: Scenario, peak: Bytes, capacity: Bytes) -> tuple[str, ...]:
+    """Single changes (and a few sensible pairs of them) after which the scenario fits, if it does not, or not surely.
+
+    peak, capacity: of the most loaded GPU.
+    """
+    fits = peak <= capacity
+    if fits and fits_surely(fit_probability(scenario.framework.name, peak, capacity)):
+        return ()
+    smallest = min(memory_capacities(scenario))
+    safe_capacity = smallest * (1.0 - required_headroom(scenario, None))
+    return tuple(oom_suggestions(scenario, smallest, safe_capacity, _peak_of_legal_scenario, fits=fits))
 
 
 def _peak_of_legal_scenario(scenario: Scenario) -> Bytes:

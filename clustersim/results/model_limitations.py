@@ -6,6 +6,7 @@ from typing import Final
 from clustersim.hardware.degradation import Degradations
 from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.cross_attention_spec import CrossAttention
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.results.selected_algorithms import SelectedAlgorithm
 from clustersim.scenario import Contention, Scenario
 
@@ -30,6 +31,10 @@ IMAGES_NOTE: Final = (
     "images of other sizes, or other numbers of them, in other sequences: every microbatch has the mean; reading, "
     "decoding and copying them to the GPU"
 )
+SPARSE_ATTENTION_NOTE: Final = (
+    "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 "
+    "and B200, of the indexer's scores and loss assumed"
+)
 CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
@@ -53,6 +58,7 @@ def find_limitations(
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
         *((SCAN_NOTE,) if _has_scans(scenario) else ()),
         *((IMAGES_NOTE,) if _reads_images(scenario) else ()),
+        *((SPARSE_ATTENTION_NOTE,) if _has_sparse_attention(scenario) else ()),
         *((CUDA_GRAPHS_LIMITATION,) if scenario.framework.uses_cuda_graphs else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
@@ -68,6 +74,11 @@ def _has_scans(scenario: Scenario) -> bool:
     """Whether some layer has another mixer than attention, within its sequence or across."""
     without_scans = (SoftmaxAttention, CrossAttention)
     return any(not isinstance(mixer, without_scans) for mixer in scenario.model.distinct_mixers)
+
+
+def _has_sparse_attention(scenario: Scenario) -> bool:
+    """Whether some layer attends to selected keys."""
+    return any(isinstance(mixer, DeepseekSparseAttention) for mixer in scenario.model.distinct_mixers)
 
 
 def _accelerator_notes(scenario: Scenario) -> Iterator[str]:

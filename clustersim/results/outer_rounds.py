@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.results.goodput import SECONDS_PER_DAY
 from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario.diloco import DilocoSettings
 
@@ -20,6 +21,17 @@ class SiteRound:
     sequences: int
     step_time: Seconds
     overlapped_step_time: Seconds
+
+    def to_json(self, utilization: float) -> dict[str, Any]:
+        """As plain values; utilization: of the site."""
+        return {
+            "name": self.name,
+            "gpus": self.gpus,
+            "sequences": self.sequences,
+            "step_s": self.step_time,
+            "overlapped_step_s": self.overlapped_step_time,
+            "utilization": utilization,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +48,16 @@ class ReplicaOutages:
     waiting: float
     without_absent: float
 
+    def to_json(self, utilization: float) -> dict[str, Any]:
+        """As plain values; utilization: of a round without failures."""
+        return {
+            "days": self.days,
+            "runs": self.runs,
+            "goodput_waiting_for_all": self.waiting * utilization,
+            "goodput_without_absent": self.without_absent * utilization,
+            "uptime_of_replicas": list(self.replicas),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class UtilizationCurve:
@@ -44,6 +66,14 @@ class UtilizationCurve:
     inner_steps: int
     bandwidths: tuple[BytesPerSecond, ...]
     utilizations: tuple[float, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "inner_steps": self.inner_steps,
+            "bandwidth_bytes_per_s": list(self.bandwidths),
+            "utilization": list(self.utilizations),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +85,8 @@ class OuterRounds:
     outer_bytes_per_gpu: the common weights and their momentum on one GPU, host_bytes_per_gpu: in its host's memory;
     algorithm: of the exchange; batch_tokens: of all sites, in one inner step; bandwidth_needs: for some utilizations,
     the factor on the bandwidth of all links between sites with which they are reached, None: with none; peak_memory,
-    memory_capacity: of the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps.
+    memory_capacity: of the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps;
+    choices: settings that reach an asked utilization, those with the fewest inner steps first.
     """
 
     name: str
@@ -75,6 +106,7 @@ class OuterRounds:
     bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
     curves: tuple[UtilizationCurve, ...] = ()
     outages: ReplicaOutages | None = None
+    choices: "tuple[OuterChoice, ...]" = ()
 
     @property
     def fits(self) -> bool:
@@ -118,10 +150,7 @@ class OuterRounds:
         """Everything as plain values, with units in the names."""
         return {
             "name": self.name,
-            "inner_steps": self.settings.inner_steps,
-            "fragments": self.settings.fragments,
-            "overlap_steps": self.settings.overlap,
-            "outer_gradients": self.settings.outer_gradients.value,
+            **_settings_json(self.settings),
             "round_s": self.round_seconds,
             "inner_step_s": self.inner_step_time,
             "inner_s": self.inner_seconds,
@@ -137,45 +166,55 @@ class OuterRounds:
             "memory_capacity_bytes": self.memory_capacity,
             "fits": self.fits,
             "algorithm": self.algorithm,
-            "sites": [
-                {
-                    "name": site.name,
-                    "gpus": site.gpus,
-                    "sequences": site.sequences,
-                    "step_s": site.step_time,
-                    "overlapped_step_s": site.overlapped_step_time,
-                    "utilization": self.site_utilization(site),
-                }
-                for site in self.sites
-            ],
-            "links": [
-                {
-                    "source": link.source,
-                    "target": link.target,
-                    "bytes_per_round": link.sent_bytes,
-                    "busy": link.busy,
-                    "egress_usd_per_round": link.cost,
-                }
-                for link in self.links
-            ],
-            "outages": None
-            if self.outages is None
-            else {
-                "days": self.outages.days,
-                "runs": self.outages.runs,
-                "goodput_waiting_for_all": self.outages.waiting * self.utilization,
-                "goodput_without_absent": self.outages.without_absent * self.utilization,
-                "uptime_of_replicas": list(self.outages.replicas),
-            },
-            "curves": [
-                {
-                    "inner_steps": curve.inner_steps,
-                    "bandwidth_bytes_per_s": list(curve.bandwidths),
-                    "utilization": list(curve.utilizations),
-                }
-                for curve in self.curves
-            ],
+            "sites": [site.to_json(self.site_utilization(site)) for site in self.sites],
+            "links": [_link_json(link) for link in self.links],
+            "outages": None if self.outages is None else self.outages.to_json(self.utilization),
+            "curves": [curve.to_json() for curve in self.curves],
             "bandwidth_needs": [
                 {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs
             ],
+            "choices": [choice.to_json() for choice in self.choices],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class OuterChoice:
+    """Settings that reach a utilization, and their rounds."""
+
+    settings: DilocoSettings
+    rounds: OuterRounds
+
+    @property
+    def bytes_per_day(self) -> Bytes:
+        """What the most loaded link between sites carries in a day."""
+        sent: float = max(link.sent_bytes for link in self.rounds.links)
+        return sent / self.rounds.round_seconds * SECONDS_PER_DAY
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            **_settings_json(self.settings),
+            "round_s": self.rounds.round_seconds,
+            "utilization": self.rounds.utilization,
+            "tokens_per_second": self.rounds.tokens_per_second,
+            "bytes_per_day_of_a_link": self.bytes_per_day,
+        }
+
+
+def _settings_json(settings: DilocoSettings) -> dict[str, Any]:
+    return {
+        "inner_steps": settings.inner_steps,
+        "fragments": settings.fragments,
+        "overlap_steps": settings.overlap,
+        "outer_gradients": settings.outer_gradients.value,
+    }
+
+
+def _link_json(link: SiteLinkTraffic) -> dict[str, Any]:
+    return {
+        "source": link.source,
+        "target": link.target,
+        "bytes_per_round": link.sent_bytes,
+        "busy": link.busy,
+        "egress_usd_per_round": link.cost,
+    }

@@ -32,6 +32,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         "network": result.scenario.cost.network.value,
         "collectives": [selected_algorithm.to_json() for selected_algorithm in result.selected_algorithms],
         **_site_json(result),
+        **_drawn_json(result),
         "ranks": result.rank_count,
         "simulated_ranks": result.simulated_rank_count,
         "spans": result.operation_count,
@@ -55,6 +56,14 @@ def _site_json(result: StepMetrics) -> dict[str, Any]:
         for link in traffic
     ]
     return {"site_links": links} if links else {}
+
+
+def _drawn_json(result: StepMetrics) -> dict[str, Any]:
+    """Times of steps with different documents, where some were drawn."""
+    if not result.drawn_step_times:
+        return {}
+    drawn = {"step_times_s": list(result.drawn_step_times), "distribution_s": result.drawn_step_time_percentiles}
+    return {"drawn_documents": drawn}
 
 
 def _step_times_json(result: StepMetrics) -> dict[str, Any]:
@@ -195,6 +204,7 @@ def _stragglers_json(result: StepMetrics) -> dict[str, Any]:
 
 def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
     holdout, reference = result.holdout_validation, result.uncertainty.reference
+    sensitivity = result.timing_sensitivity
     return {
         "provenance_share": dict(result.provenance_shares),
         "in_situ": {"share": result.in_situ_slowdown.share, "slowdown": result.in_situ_slowdown.slowdown},
@@ -204,5 +214,6 @@ def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
         "strata": list(result.relative_interval.strata),
         "unmeasured": list(result.relative_interval.extrapolations),
         "interval_basis": result.interval_description,
+        "timing_sensitivity": None if sensitivity is None else [sensitivity.low, sensitivity.high],
         "published_run": None if reference is None else reference.to_json(),
     }

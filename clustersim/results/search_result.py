@@ -149,7 +149,8 @@ class SearchResult:
     preferred: index of the simplest of those tied with the best; first: the initial guess; complete: whether
     all layouts were examined; changes: scores of the rivals under changed assumptions; repeat: relative
     variation between two runs of the same configuration; given: overrides of the file that are applied to all
-    layouts; set_aside: jobs that were asked for and cannot be searched.
+    layouts; set_aside: jobs that were asked for and cannot be searched; warnings: settings of the recommended layout's
+    scenario that are legal and still likely a mistake.
 
     Layouts that do not leave the required headroom are among the simulated ones only where no layout of their job
     does, and come after all that do.
@@ -169,6 +170,7 @@ class SearchResult:
     repeatability: float = 0.0
     base_overrides: tuple[str, ...] = ()
     set_aside: tuple[SetAsideJob, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def shows_inverse_score(self) -> bool:
@@ -315,6 +317,7 @@ class SearchResult:
             "pruned": {reason: pruned_layouts.count for reason, pruned_layouts in self.pruned.items()},
             "pruned_examples": {reason: layouts.example for reason, layouts in self.pruned.items()},
             "set_aside": [asdict(job) for job in self.set_aside],
+            "warnings": list(self.warnings),
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall_seconds,

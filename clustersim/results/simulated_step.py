@@ -32,7 +32,9 @@ class SimulatedStep(FieldPickling):
 
     operation_trace: reconstructs the spans of single operations inside compute segments; ledgers: memory timeline
     of each pipeline rank; wall_seconds: run time of the simulation itself; co_scheduled_jobs: the other jobs on the
-    machine; isolated_step_time: seconds of a step without them, None if there are none.
+    machine; isolated_step_time: seconds of a step without them, None if there are none; perturbed_step_times: seconds
+    of a step in runs whose kernels are slower by a hair (`timing_sensitivity`), empty where that cannot matter;
+    drawn_step_times: [draws] seconds of steps with other documents, this one first, empty if none were drawn.
     """
 
     scenario: Scenario
@@ -44,6 +46,8 @@ class SimulatedStep(FieldPickling):
     wall_seconds: Seconds
     co_scheduled_jobs: tuple[CoScheduledJobResult, ...] = ()
     isolated_step_time: Seconds | None = None
+    perturbed_step_times: tuple[Seconds, ...] = ()
+    drawn_step_times: tuple[Seconds, ...] = ()
 
     @property
     def step_time(self) -> Seconds:

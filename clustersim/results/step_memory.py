@@ -80,11 +80,8 @@ class StepMemory:
 
     @cached_property
     def suggestions(self) -> tuple[str, ...]:
-        """Changes that would make a scenario fit whose GPUs lack memory; empty if they do not."""
-        exceeds_memory = any(
-            ledger.peak > capacity for ledger, capacity in zip(self.ledgers, self.capacities, strict=True)
-        )
-        return suggest_memory_fixes(self.scenario) if exceeds_memory else ()
+        """Changes that would make a scenario fit whose GPUs lack memory, or may; empty if they surely do not."""
+        return suggest_memory_fixes(self.scenario, self.peak, self.capacity)
 
 
 def _ledger_columns(pipeline_rank: int, ledger: MemoryLedger) -> Columns:

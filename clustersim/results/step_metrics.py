@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
@@ -37,6 +37,7 @@ from clustersim.results.stragglers import (
 )
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.time_losses import StepLosses, matmul_share, split_step
+from clustersim.results.timing_sensitivity import TimingSensitivity, timing_sensitivity
 from clustersim.results.utilization import LeadingMfu, flop_convention_warnings, recomputed_flops_total
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult
@@ -64,14 +65,21 @@ class StepMetrics(SimulatedStep):
     @cached_property
     def uncertainty(self) -> StepUncertainty:
         """Uncertainty of the step time."""
-        return StepUncertainty(self.scenario, self.busy_time_items, self.breakdown.launch_share)
+        return StepUncertainty(
+            self.scenario, self.busy_time_items, self.breakdown.launch_share, self.timing_sensitivity
+        )
 
     # Time
 
     @property
     def step_time_percentiles(self) -> dict[str, Seconds]:
         """Minimum, median, maximum and some percentiles of the step times, in seconds."""
-        return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
+        return _percentiles(self.step_times)
+
+    @property
+    def drawn_step_time_percentiles(self) -> dict[str, Seconds]:
+        """The same of steps with different documents; empty if none were drawn."""
+        return _percentiles(np.array(self.drawn_step_times)) if self.drawn_step_times else {}
 
     @cached_property
     def breakdown(self) -> TimeBreakdown:
@@ -259,7 +267,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def oom_suggestions(self) -> tuple[str, ...]:
-        """Changes that would make a scenario fit that does not; empty if it fits."""
+        """Changes that would make a scenario fit that does not, or not surely; empty if it surely fits."""
         return self.memory.suggestions
 
     # Uncertainty and notes
@@ -278,6 +286,11 @@ class StepMetrics(SimulatedStep):
     def in_situ_slowdown(self) -> InSituShare:
         """Share of busy time whose kernels were measured standalone, and the unmeasured factor applied in a step."""
         return self.uncertainty.in_situ_slowdown
+
+    @property
+    def timing_sensitivity(self) -> TimingSensitivity | None:
+        """How far the step moves if kernels are slower by a hair; None where it does not."""
+        return timing_sensitivity(self.step_time, self.perturbed_step_times)
 
     @property
     def relative_interval(self) -> RelativeInterval:
@@ -307,7 +320,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Settings that are legal but probably mistakes, and suggestions where the scenario does not fit."""
+        """Settings that are legal but probably mistakes, and suggestions where the scenario may not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
         conventions = flop_convention_warnings(self.hfu, self.mfu_causal, self.scenario.training.sequence)
         return (*self.scenario.warnings, *host, *conventions, *self.oom_suggestions)
@@ -317,3 +330,7 @@ class StepMetrics(SimulatedStep):
         """Effects that the simulation leaves out, as sentences."""
         uses_host_memory = self.host_memory is not None
         return find_limitations(self.scenario, self.selected_algorithms, uses_host_memory=uses_host_memory)
+
+
+def _percentiles(times: FloatArray) -> dict[str, Seconds]:
+    return {name: float(np.percentile(times, percentile)) for name, percentile in PERCENTILES.items()}

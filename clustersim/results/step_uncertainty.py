@@ -1,12 +1,13 @@
 """How sure is the step time? Its prediction interval, and the evidence behind it in words."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from clustersim.common.units import Seconds
 from clustersim.results.provenance import BusyTimeItem, InSituShare, expected_error, in_situ_share
+from clustersim.results.timing_sensitivity import TimingSensitivity
 from clustersim.scenario import Scenario
 from clustersim.uncertainty.describe_interval import describe_interval, describe_reference
 from clustersim.uncertainty.expected_error import ExpectedError
@@ -24,12 +25,13 @@ class StepUncertainty:
     """Uncertainty of a step time.
 
     busy_time_items: what all ranks spend their busy time on; launch_share: of the step in which GPUs wait for
-    their host.
+    their host; timing_sensitivity: how far a chaotic step moves, None: it is none.
     """
 
     scenario: Scenario
     busy_time_items: Sequence[BusyTimeItem]
     launch_share: float
+    timing_sensitivity: TimingSensitivity | None = None
 
     @cached_property
     def kernel_time(self) -> ExpectedError:
@@ -68,8 +70,12 @@ class StepUncertainty:
         features, error = extract_step_features(self.scenario, self.launch_share), self.kernel_time
         if self.holdout is None:
             evidence = LocalEvidence(error.error, error.unknown_share)
-            return self._model.prediction_interval(features, evidence, reference)
-        return self.holdout.extend(self._model).prediction_interval(features, self.holdout.local_evidence(error))
+            interval = self._model.prediction_interval(features, evidence, reference)
+        else:
+            interval = self.holdout.extend(self._model).prediction_interval(
+                features, self.holdout.local_evidence(error)
+            )
+        return interval if self.timing_sensitivity is None else _widen(interval, self.timing_sensitivity)
 
     @cached_property
     def _model(self) -> UncertaintyModel:
@@ -116,6 +122,17 @@ class StepUncertainty:
             return "the slowdown within a step and the slowest GPU: from published steps, not measured here"
         source = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
         return f"the slowest GPU: {source}"
+
+
+def _widen(interval: RelativeInterval, sensitivity: TimingSensitivity) -> RelativeInterval:
+    """The interval around every time that a chaotic step may have."""
+    likely_low, likely_high = interval.likely
+    return replace(
+        interval,
+        low=interval.low * sensitivity.low,
+        high=interval.high * sensitivity.high,
+        likely=(likely_low * sensitivity.low, likely_high * sensitivity.high),
+    )
 
 
 def _describe_excess_error(excess: float) -> str:

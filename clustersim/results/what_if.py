@@ -5,13 +5,13 @@ work: `slowdown_seconds`, the additional seconds for the tokens of the baseline 
 relative increase of tokens/s per GPU.
 """
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from clustersim.common.units import Bytes, Seconds
 from clustersim.scenario.changes.step_losses import StepLoss
+from clustersim.scenario.overrides import command_arguments
 
 MIN_IMPROVEMENT: Final = 5e-4  # fraction of the step: a smaller gain or loss is negligible
 
@@ -105,7 +105,7 @@ class WhatIf:
     @property
     def arguments(self) -> str:
         """The change as arguments of the command line; empty where it is none of settings."""
-        return shlex.join(argument for override in self.overrides for argument in ("--set", override))
+        return command_arguments(self.overrides)
 
     def to_json(self) -> dict[str, Any]:
         """The case as plain data: seconds, bytes, fractions."""

@@ -6,7 +6,7 @@ shorthand (`cluster: dgx-h100`), which is expanded into a mapping before validat
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.synonyms import find_value_synonym
 from clustersim.common.units import Dimension, parse_quantity
 from clustersim.hardware.cluster import MAX_GPUS
 from clustersim.model.layer_stack import MAX_LAYERS
@@ -56,6 +57,12 @@ def quantity_label(dimension: Dimension) -> str:
     return f"a {dimension.name.lower()} with its unit"
 
 
+def suggest_value(word: str, choices: Collection[str]) -> str:
+    """What to write instead of a word that is none of the choices."""
+    meant = find_value_synonym(word, choices)
+    return f"did you mean {meant}?" if meant else suggest_nearest(word, choices)
+
+
 def enum_parser(enum_type: type[Enum], *choices: Enum, none_word: str | None = None) -> BeforeValidator:
     """A validator that parses the value of an enum's member.
 
@@ -68,7 +75,7 @@ def enum_parser(enum_type: type[Enum], *choices: Enum, none_word: str | None = N
     def parse(value: object) -> object:
         if isinstance(value, str) and value in names:
             return names[value]
-        raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(str(value), names)}")
+        raise config_error(f"{format_value(value)} is unknown; {suggest_value(str(value), names)}")
 
     return BeforeValidator(parse, json_schema_input_type=Literal[tuple(names)])
 
@@ -301,7 +308,7 @@ class OneOfConfig(ConfigModel):
         """Expand a bare word to the variant without options."""
         if isinstance(value, str):
             if value not in cls.shorthands:
-                raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(value, cls.shorthands)}")
+                raise config_error(f"{format_value(value)} is unknown; {suggest_value(value, cls.shorthands)}")
             return cls.shorthands[value]
         if isinstance(value, dict):
             return {name: {} if options is None else options for name, options in value.items()}

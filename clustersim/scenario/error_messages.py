@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.common.renamed_keys import SCENARIO, renamed_key_message
-from clustersim.common.synonyms import find_key_synonym
+from clustersim.common.synonyms import find_key_synonym, has_no_effect
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 
 LIST_OF_KEYS: Final = "clustersim schema --markdown"
@@ -138,6 +138,8 @@ def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigMo
         return f"did you mean {word}, a key of the whole file?"
     if (meant := find_key_synonym(word)) is not None:
         return f"write {meant}"
+    if has_no_effect(word):
+        return "the time of a step does not depend on it, leave it out"
     # too deep to be a misplaced key of another section
     unlisted = () if len(location) > 2 else _keys_elsewhere(word, root_model)
     return suggest_nearest(word, allowed, unlisted=unlisted, listed_by=LIST_OF_KEYS)

@@ -32,6 +32,7 @@ from clustersim.model.hf_config import config_path
 from clustersim.model.layer_stack import layer_specs
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layer_partition import BalancedFlops
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
@@ -235,7 +236,7 @@ def read_layout(
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
     Experts are whole by default, as recipes have them (Megatron-LM's own default is tp: its importer writes it).
-    deallocate_pipeline_outputs defaults to the framework's behaviour; MoE communication is overlapped by
+    deallocate_pipeline_outputs and cp_kind default to the framework's behaviour; MoE communication is overlapped by
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
     """
@@ -253,6 +254,7 @@ def read_layout(
     return Layout(
         **{
             **copied_fields,
+            "cp_kind": section.cp_kind or _context_kind(section.cp, framework),
             "etp": 1 if section.etp is None and model.distinct_routed_moes else section.etp,
             PIPELINE.name: pp,
             DATA.name: dp,
@@ -266,6 +268,12 @@ def read_layout(
             else deallocate_pipeline_outputs,
         }
     )
+
+
+def _context_kind(degree: int, framework: Framework) -> ContextParallelKind:
+    """The framework's kind of context parallelism; one rank has none, and exchanges nothing of any."""
+    kinds = framework.supported_layouts.context_parallel
+    return ContextParallelKind(kinds[0]) if degree > 1 else ContextParallelKind.RING
 
 
 def _balanced_flops(model: TransformerModel, sequence: int) -> BalancedFlops:

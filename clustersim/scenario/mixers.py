@@ -10,10 +10,11 @@ own.
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from clustersim.common.errors import InputError
-from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, layer_specs, stack_layers
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
@@ -21,6 +22,7 @@ from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
 from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.mixers import (
     GatedDeltaNetConfig,
@@ -29,6 +31,7 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
+    MobaConfig,
 )
 from clustersim.scenario.config.model import ModelConfig
 
@@ -47,23 +50,49 @@ _SECTIONS: Final[
 _MIXER_LETTERS: Final[Mapping[str, MixerKind]] = MappingProxyType(
     {
         **{"M": MixerKind.MAMBA, "S": MixerKind.MAMBA1, "G": MixerKind.GATED_DELTA_NET, "K": MixerKind.KDA},
-        **{"L": MixerKind.LIGHTNING, "*": MixerKind.ATTENTION, "+": MixerKind.ATTENTION},
+        **{"L": MixerKind.LIGHTNING, "*": MixerKind.ATTENTION, "+": MixerKind.ATTENTION, "D": MixerKind.ATTENTION},
     }
 )
-_MLP, _EXPERTS = "-", "E"
-ATTENTION_LETTERS: Final = ("*", "+")
+_MLP, _EXPERTS, _MTP_SEPARATOR = "-", "E", "/"
+_ATTENTION_OF_LETTER: Final[Mapping[str, tuple[type[Mixer], str]]] = MappingProxyType(
+    {
+        "+": (LatentAttention, "multi-head latent attention; give mla"),
+        "D": (DeepseekSparseAttention, "DeepSeek's sparse attention; give mla and dsa"),
+    }
+)
+"""What attention a letter means, and with which words."""
+ATTENTION_LETTERS: Final = ("*", *_ATTENTION_OF_LETTER)
 MLP_LETTERS: Final = (_MLP, _EXPERTS)
 PATTERN_LETTERS: Final = (*_MIXER_LETTERS, *MLP_LETTERS)
 
 
-def parse_pattern(pattern: str) -> str:
-    """A pattern of layers, checked; raise InputError for letters that are none of a layer."""
-    unknown = [letter for letter in pattern if letter not in PATTERN_LETTERS]
-    if not pattern or unknown:
+class HybridPattern(NamedTuple):
+    """Letters of layers: those of the stack, and of each multi-token prediction layer behind it, if there are any."""
+
+    stack: str
+    mtp: tuple[str, ...] = ()
+
+
+def parse_pattern(pattern: str) -> HybridPattern:
+    """A pattern of layers, checked; raise InputError for letters that are none of a layer, and other MTP layers.
+
+    >>> parse_pattern("M*M-/*-/*-")
+    HybridPattern(stack='M*M-', mtp=('*-', '*-'))
+    """
+    stack, *mtp = pattern.split(_MTP_SEPARATOR)
+    unknown = [letter for letter in "".join((stack, *mtp)) if letter not in PATTERN_LETTERS]
+    if not stack or unknown:
         given = f"letter {unknown[0]!r} is no layer" if unknown else "has no layer"
-        hint = {"|": "; give layout.layers_per_stage", "/": "; give mtp_layers"}.get(unknown[0] if unknown else "", "")
+        hint = "; give layout.layers_per_stage" if unknown and unknown[0] == "|" else ""
         raise InputError(f"hybrid_layer_pattern: {given}{hint}; letters are {' '.join(PATTERN_LETTERS)}")
-    return pattern
+    for layer in mtp:
+        is_pair = len(layer) == 2 and layer[0] in _MIXER_LETTERS and layer[1] in MLP_LETTERS
+        if layer != mtp[0] or not (len(layer) == 1 or is_pair):
+            raise InputError(
+                f"hybrid_layer_pattern: {_MTP_SEPARATOR}{layer} is no multi-token prediction layer that is modelled; "
+                "all are alike, of a mixer, an MLP or one before the other, such as /*-/*-"
+            )
+    return HybridPattern(stack, tuple(mtp))
 
 
 def build_mixer(kind: MixerKind, config: ModelConfig) -> Mixer:
@@ -102,7 +131,7 @@ def with_mixers(model: TransformerModel, config: ModelConfig) -> TransformerMode
     if len(given) > 1:
         raise InputError(f"has both {given[0]} and {given[1]}, which both say what mixer a layer has; keep one")
     if config.hybrid_layer_pattern is not None:
-        return _apply_pattern(model, config, parse_pattern(config.hybrid_layer_pattern))
+        return _with_pattern(model, config, parse_pattern(config.hybrid_layer_pattern))
     if config.linear_attention_freq is not None:
         return _alternate(model, _linear_mixer(config), config.linear_attention_freq)
     return model if config.mixer is None else _replace_mixers(model, config.mixer, config)
@@ -112,7 +141,20 @@ def layer_with_mixer(spec: LayerSpec, kind: MixerKind | None, config: ModelConfi
     """A layer of a `stack` group with the group's mixer."""
     if kind in (None, MixerKind.ATTENTION):
         return spec
+    if kind is MixerKind.MOBA:
+        return replace(spec, mixer=_with_blocks(spec.mixer, config))
     return replace(spec, mixer=None if kind is MixerKind.NONE else build_mixer(kind, config))
+
+
+def _with_blocks(mixer: Mixer | None, config: ModelConfig) -> Mixer:
+    """The layer's attention, to blocks of keys."""
+    if config.moba is None:
+        raise InputError(f"moba: is missing; write such as {MobaConfig.example}")
+    if not isinstance(mixer, FullAttention) or mixer.window or not mixer.causal:
+        raise InputError("mixer: moba is causal attention without a window to blocks of keys, which this layer has not")
+    if mixer.attention_sinks or mixer.attn_logit_softcapping:
+        raise InputError("mixer: moba has no attention_sinks and no attn_logit_softcapping; leave them out")
+    return BlockAttention(mixer, config.moba.chunk_size, config.moba.topk)
 
 
 def _replace_mixers(model: TransformerModel, kind: MixerKind, config: ModelConfig) -> TransformerModel:
@@ -140,15 +182,25 @@ def _alternate(model: TransformerModel, mixer: Mixer, period: int) -> Transforme
     )
 
 
-def _apply_pattern(model: TransformerModel, config: ModelConfig, pattern: str) -> TransformerModel:
+def _with_pattern(model: TransformerModel, config: ModelConfig, pattern: HybridPattern) -> TransformerModel:
+    layers, mtp_layers = len(pattern.stack), len(pattern.mtp)
     if len(model.stack) > 1:
         raise InputError(f"hybrid_layer_pattern: the layers of {model.name} differ already; leave it out")
-    if config.layers not in (None, len(pattern)):
+    if config.layers not in (None, layers):
+        raise InputError(f"hybrid_layer_pattern: has {layers} layers, but layers is {config.layers}; leave layers out")
+    if (config.mtp_layers or 0) not in (0, mtp_layers) or (config.mtp_layers == 0 and mtp_layers):
         raise InputError(
-            f"hybrid_layer_pattern: has {len(pattern)} layers, but layers is {config.layers}; leave layers out"
+            f"hybrid_layer_pattern: has {mtp_layers} multi-token prediction layers, but mtp_layers is "
+            f"{config.mtp_layers}; write them behind the others, such as M*M-/*-, and leave mtp_layers out"
         )
-    specs = {letter: _pattern_layer(model.stack[0].spec, config, letter) for letter in dict.fromkeys(pattern)}
-    return replace(model, stack=stack_layers(specs[letter] for letter in pattern))
+    template = model.stack[0].spec
+    specs = {letter: _pattern_layer(template, config, letter) for letter in dict.fromkeys(pattern.stack)}
+    stack = stack_layers(specs[letter] for letter in pattern.stack)
+    if not mtp_layers:
+        return replace(model, stack=stack)
+    mtp_specs = [_pattern_layer(template, config, letter) for letter in pattern.mtp[0]]
+    mtp_spec = replace(mtp_specs[0], mlp=mtp_specs[-1].mlp)
+    return replace(model, stack=stack, mtp_layers=mtp_layers, mtp_spec=mtp_spec)
 
 
 def _pattern_layer(template: LayerSpec, config: ModelConfig, letter: str) -> LayerSpec:
@@ -157,8 +209,9 @@ def _pattern_layer(template: LayerSpec, config: ModelConfig, letter: str) -> Lay
         return replace(template, mixer=None, mlp=_pattern_mlp(template, config, letter))
     kind = _MIXER_LETTERS[letter]
     mixer = template.mixer if kind is MixerKind.ATTENTION else build_mixer(kind, config)
-    if letter == "+" and not isinstance(mixer, LatentAttention):
-        raise InputError("hybrid_layer_pattern: + is multi-head latent attention; give mla, or write * for attention")
+    needed = _ATTENTION_OF_LETTER.get(letter)
+    if needed is not None and not isinstance(mixer, needed[0]):
+        raise InputError(f"hybrid_layer_pattern: {letter} is {needed[1]}, or write * for the model's attention")
     return replace(template, mixer=mixer, mlp=None)
 
 

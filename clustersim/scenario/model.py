@@ -26,8 +26,8 @@ from clustersim.model.transformer import (
 from clustersim.scenario.config.mixers import MixerKind
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
-from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, with_mixers
-from clustersim.scenario.mla import with_mla
+from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, parse_pattern, with_mixers
+from clustersim.scenario.mla import with_mla, with_sparse_attention
 from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
 _VOCABULARY_KEYS: Final = ("vocab", "tied_embeddings", "final_logit_softcapping", "mtp_layers")
@@ -161,11 +161,11 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
 def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> None:
     """Add what a pattern of layers says, and sizes of layers that it has not, which nothing uses then."""
     pattern = config.hybrid_layer_pattern
-    has_attention = config.mixer in (None, MixerKind.ATTENTION) and (
+    has_attention = config.mixer in (None, MixerKind.ATTENTION, MixerKind.MOBA) and (
         pattern is None or any(letter in pattern for letter in ATTENTION_LETTERS)
     )
     if pattern is not None:
-        dimensions.setdefault("layers", len(pattern))
+        dimensions.setdefault("layers", len(parse_pattern(pattern).stack))
         if not any(letter in pattern for letter in MLP_LETTERS):
             dimensions.setdefault("ffn", 1)
     if not has_attention:
@@ -174,7 +174,7 @@ def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> No
 
 def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the section's per-layer differences: MLA, experts, stack, window and rotary periods."""
-    model = with_mixers(with_experts(with_mla(model, config), config), config)
+    model = with_mixers(with_experts(with_sparse_attention(with_mla(model, config), config), config), config)
     if config.stack is not None:
         model = _apply_stack(model, config)
     if (

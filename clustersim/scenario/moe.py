@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, Router, layer_specs, stack_layers
-from clustersim.model.transformer import TransformerModel
+from clustersim.model.transformer import TransformerModel, map_layers
 from clustersim.scenario.config.model import ExpertsConfig, LayerGroupConfig, ModelConfig, ModelExpertsConfig
 
 _MlpType = TypeVar("_MlpType", DenseMlp, MoeMlp)
@@ -33,11 +33,9 @@ def with_experts(model: TransformerModel, config: ModelConfig) -> TransformerMod
         return model
     if experts.selects_layers or experts.count == 0 or not model.distinct_moes:
         return _select_moe_layers(model, experts, config.ffn)
-    layers = (
-        replace(spec, mlp=_replace_mlp(spec.moe, experts, None)) if spec.moe is not None else spec
-        for spec in layer_specs(model.stack)
+    return map_layers(
+        model, lambda spec: spec if spec.moe is None else replace(spec, mlp=_replace_mlp(spec.moe, experts, None))
     )
-    return replace(model, stack=stack_layers(layers))
 
 
 def check_ffn_used(model: TransformerModel, ffn: int | None) -> None:

@@ -6,6 +6,7 @@ has a shorthand (`cluster: dgx-h100`), it is first expanded (`cluster: {name: dg
 """
 
 import copy
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
@@ -39,6 +40,15 @@ def apply_changes(mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> dic
             for path, value in _flatten(_split_key(str(key), str(key)), changed)
         ),
     )
+
+
+def command_arguments(overrides: Iterable[str]) -> str:
+    """Overrides as arguments of the command line, to be copied.
+
+    >>> command_arguments(["layout.tp=8", "training.recompute.modules=[mlp, moe]"])
+    "--set layout.tp=8 --set 'training.recompute.modules=[mlp, moe]'"
+    """
+    return shlex.join(argument for override in overrides for argument in ("--set", override))
 
 
 def _set_values(mapping: Mapping[str, Any], path_values: Iterable[tuple[tuple[str, ...], object]]) -> dict[str, Any]:

@@ -74,6 +74,10 @@ class ResolvedScenario:
         domains = self.cluster.fabric.domain_ids(self.layout.mesh.groups_along(TENSOR))
         return int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
 
+    def supports_axis(self, name: str) -> bool:
+        """Whether ranks may be divided along an axis: the framework can, or the layout does already."""
+        return name in self.framework.supported_layouts.axes or self.layout.all_degrees[name] > 1
+
     @property
     def effective_layout(self) -> Layout:
         """The layout, without features that the cluster cannot run.

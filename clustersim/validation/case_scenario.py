@@ -7,8 +7,8 @@ for all runs of that software.
 import re
 from typing import Any, Final
 
-import yaml
-
+from clustersim.common.data_files import parse_yaml
+from clustersim.common.errors import InputError
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.schedules import registry
 from clustersim.uncertainty.model_file import uncertainty_model_name
@@ -172,9 +172,9 @@ def mixers_config(case: ValidationCase) -> dict[str, Any]:
     if not case.text("mixers"):
         return {}
     try:
-        content = yaml.safe_load(case.text("mixers"))
-    except yaml.YAMLError:
-        content = None
+        content = parse_yaml(case.text("mixers"))
+    except InputError as error:
+        raise CannotPredictError(f"mixers {case.text('mixers')}: {error}", is_expressible=False) from None
     if not isinstance(content, dict):
         raise CannotPredictError(f"mixers {case.text('mixers')}: is no mapping", is_expressible=False)
     return content
@@ -249,6 +249,8 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
 def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """The section `overheads`, where it differs from the framework's."""
     overheads = moe_overheads(case, defaults) if has_experts(case) else {}
+    if defaults.ring_attention is not None:
+        overheads |= {"ring_attention": defaults.ring_attention.value}
     return {"overheads": overheads} if overheads else {}
 
 

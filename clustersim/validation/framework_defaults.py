@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
+from clustersim.model.overheads import RingAttention
 from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
@@ -51,12 +52,11 @@ _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
 _FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
 _LIGER_NOTE: Final = "Liger kernels"
-# linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py): rope, rms_norm, swiglu and
-# fused_linear_cross_entropy are True
-_LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FLA_NOTE: Final = "flash-linear-attention's own trainer"
-# fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on by default; DeepSpeed's FusedAdam
-_FLA_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
+# Of both: linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py), rope, rms_norm, swiglu and
+# fused_linear_cross_entropy are True; fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on
+# by default, with DeepSpeed's FusedAdam
+_KERNEL_LIBRARY_FUSES: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
@@ -92,9 +92,9 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
-    where parameters are not sharded; uniform_precision: weights, gradients and moments are in the compute format,
-    without master weights; logs_last_rank: memory is logged by the last rank.
+    file's; ring_attention: None: as the file says; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout;
+    bucket_size: bucket of gradients where parameters are not sharded; uniform_precision: weights, gradients and moments
+    are in the compute format, without master weights; logs_last_rank: memory is logged by the last rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -115,6 +115,7 @@ class FrameworkDefaults:
     deepspeed_zero3: bool = False
     copies_gathered: bool = False
     flash_version: str | None = None
+    ring_attention: RingAttention | None = None
     gpt_biases: bool = False
     gpt_dropout: bool = True
     bucket_size: str | None = None
@@ -146,11 +147,11 @@ class FrameworkDefaults:
         """`training.loss` and `training.fused`, where the row says what is not the software's default."""
         notes = case.text("notes")
         if _LIGER_NOTE in notes:
-            return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
+            return {"loss": "fused_linear", "fused": [*_KERNEL_LIBRARY_FUSES]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
         if _FLA_NOTE in notes:
-            return stated_loss | {"fused": [*_FLA_KERNELS]}
+            return stated_loss | {"fused": [*_KERNEL_LIBRARY_FUSES]}
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
@@ -429,8 +430,14 @@ FRAMEWORKS: Final = (
         gpt_dropout=False,
         precision_configs=DELAYED_SCALING,
     ),
-    # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it
-    FrameworkDefaults("in-house (pytorch)", copies_gathered=True, flash_version="flash"),
+    # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it.
+    # Keys and values are gathered before attention (Llama 3, arXiv:2407.21783, section 3.3.2)
+    FrameworkDefaults(
+        "in-house (pytorch)",
+        copies_gathered=True,
+        flash_version="flash",
+        ring_attention=RingAttention.ONE_KERNEL,
+    ),
     FrameworkDefaults("", copies_gathered=True),
 )
 

@@ -1,10 +1,10 @@
 """Which kernels does a published row of grouped GEMM time?
 
 A row states the tokens per expert (`m`; for `6mnk` rates, of all experts) and the weights' sizes `n` x `k`
-(outputs, inputs), whatever its direction. PyTorch's grouped GEMM is one kernel for all experts; the others
-are Transformer Engine's, one cuBLAS GEMM per expert. A weight gradient is accumulated, in FP32 unless
-`dtype` says otherwise; that of PyTorch's autograd is written. DeepGEMM's is one kernel, of forward where no
-direction is stated.
+(outputs, inputs), whatever its direction. PyTorch's grouped GEMM is one kernel for all experts, as are Composable
+Kernel's and Triton's on AMD's GPUs; the others are one library GEMM per expert: Transformer Engine's,
+grouped_gemm's. A weight gradient is accumulated, in FP32 unless `dtype` says otherwise; that of PyTorch's autograd
+is written. DeepGEMM's is one kernel, of forward where no direction is stated.
 
 torchao rows that were timed with quantization cast both operands of each of the three GEMMs separately
 (pytorch/ao, torchao/prototype/moe_training/README.md, "MXFP8 Kernel Breakdown by Pass"); rearranging the
@@ -23,7 +23,7 @@ from clustersim.model.quantization import quantize_kernels
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.matmul_formats import has_casts, operand_dtype, result_format
 
-_SINGLE_KERNEL_LIBRARIES: Final = ("torch", "DeepGEMM")
+_SINGLE_KERNEL_LIBRARIES: Final = ("torch", "DeepGEMM", "Composable Kernel", "Triton")
 _UNSUPPORTED_LIBRARIES: Final = ("DeepSeek",)
 _FORWARD_ONLY_LIBRARY: Final = "DeepGEMM"
 _SINGLE_CAST: Final = OperandCast(reads=1, copies=1)

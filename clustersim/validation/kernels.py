@@ -1,9 +1,9 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one MoE layer (`moe_layer_benchmark`), one matmul, the matmuls of a layer's linear layers (with a
-recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel, one
-grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one, or the
-one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
+A row is one MoE layer (`moe_layer_benchmark`), one matmul or its gradients, the matmuls of a layer's linear
+layers (with a recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention
+kernel, one grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one,
+or the one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
 accelerator's roofline model (`cost.roofline`), of attention that of the library that was timed. The best shape
 found by a search is an upper bound and is skipped.
 """
@@ -134,10 +134,26 @@ def _newton_schulz(case: ValidationCase) -> tuple[Kernel, ...]:
 
 
 def timed_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:
-    """The matmuls of a row, in order: one, or those of a layer's linear layers in one direction."""
-    if case.text("op") == "gemm":
-        return (timed_matmul(case),)
-    return tuple(_matmul(case, *sizes) for sizes in _layer_sizes(case))
+    """The matmuls of a row, in order: one, both gradients of one, or those of linear layers in one direction."""
+    if case.text("op") != "gemm":
+        return tuple(_matmul(case, *sizes) for sizes in _layer_sizes(case))
+    return _gradient_matmuls(case) if times_gradients(case) else (timed_matmul(case),)
+
+
+def times_gradients(case: ValidationCase) -> bool:
+    """Whether a row of a matmul times the gradients of both of its operands."""
+    return case.text("direction") == "bwd"
+
+
+def _gradient_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:
+    """The matmuls of the gradients of a linear layer's input and weights, as autograd runs them."""
+    m, n, k = (case.positive_int(column) for column in ("m", "n", "k"))
+    return tuple(
+        _matmul(
+            ValidationCase({**case.cells, "layout": layout}, case.line_number), *_MNK_BY_DIRECTION[direction](m, n, k)
+        )
+        for direction, layout in (("dgrad", "NN"), ("wgrad", "NT"))
+    )
 
 
 def timed_matmul(case: ValidationCase) -> Kernel:

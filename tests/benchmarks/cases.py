@@ -128,3 +128,21 @@ def gpt3_7b(gpus: int) -> Mapping:
 def unfolded(mapping: Mapping) -> Mapping:
     """The same with every rank simulated (vectorized engine): no link contention."""
     return {**mapping, "cost": {**mapping.get("cost", {}), "symmetry": "off", "network": "uncontended"}}
+
+
+def goodput_16k() -> Mapping:
+    """The example with the failure rates of its cluster, a checkpoint every ten minutes and 40 spare nodes."""
+    return {
+        **example_scenario(),
+        "reliability": {"preset": "llama3-2024", "checkpoint": {"interval": "10 min"}, "spares": 40},
+    }
+
+
+def uneven_experts_200_layers() -> Mapping:
+    """A mixture of 200 layers with 64 experts in each, every layer and rank with an expert load of its own."""
+    return {
+        "model": {"preset": "mixtral-8x7b", "layers": 200, "experts": 64},
+        "cluster": {"name": "dgx-h100", "gpus": 512},
+        "layout": {"tp": 1, "pp": 8, "dp": 64, "ep": 64, "data": "zero1"},
+        "training": {"sequence": 4096, "global_batch": 1024, "recompute": "full", "expert_load": 0.3},
+    }

@@ -330,6 +330,8 @@ def test_options_that_contradict_the_log_are_refused(
         (ALL_REDUCE, ("#       size ", "#       sice "), "line 1: the run has no table"),
         (ALL_REDUCE, ("     time ", "  cputime "), "line 23: cputime is what launching takes"),
         (ALL_REDUCE, ("   time ", "   tine "), "line 23: 0 columns are called time, not 2"),
+        (ALL_REDUCE, (" #wrong     time", " #wron      time"), "line 23: 1 columns are called #wrong, not 2"),
+        (ALL_REDUCE, ("16777216 ", "1677721\u00b2 "), "line 28: '1677721\u00b2' is not a number of bytes"),
         (ALL_REDUCE, ("# nThread", "# nTread"), "has no run of nccl-tests"),
         (ALL_REDUCE, ("h100-002 device  7", "h100-001 device  8"), "7 to 9 ranks on a node"),
         (ALL_REDUCE, ("2 Group  0", "2 Group  1"), "its groups differ, 2 ranks on 2 nodes and 14 ranks on 2 nodes"),

@@ -104,6 +104,15 @@ def test_nothing_runs_and_what_is_no_snapshot_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["memory.pickle"]
 
 
+def test_a_compressed_bomb_and_a_device_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "memory.pickle.gz"
+    file.write_bytes(gzip.compress(b"\x80\x04" + bytes(3 * 10**7), 9))
+    with pytest.raises(InputError, match="expands to more than"):
+        read_snapshot(file)
+    with pytest.raises(InputError, match="is a device"):
+        read_snapshot(Path("/dev/zero"))
+
+
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         read_snapshot(tmp_path / "nothing")

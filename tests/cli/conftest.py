@@ -7,11 +7,10 @@ output, missing packages and redirected streams.
 
 import io
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandRunner
 
     def run(*arguments: str | Path, **variables: str) -> CommandResult:
         printed, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with monkeypatch.context() as patch, _restored_sigpipe(), redirect_stdout(printed), redirect_stderr(errors):
+        with monkeypatch.context() as patch, redirect_stdout(printed), redirect_stderr(errors):
             patch.chdir(tmp_path)
             patch.setattr(sys, "argv", ["clustersim", *map(str, arguments)])
             for name, value in variables.items():
@@ -100,17 +99,6 @@ def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandRunner
 def _stream_text(stream: io.TextIOWrapper) -> str:
     stream.seek(0)
     return stream.read()
-
-
-@contextmanager
-def _restored_sigpipe() -> Iterator[None]:
-    """Restores the SIGPIPE handler, which a command that ends its process may change."""
-    before = signal.getsignal(signal.SIGPIPE) if hasattr(signal, "SIGPIPE") else None
-    try:
-        yield
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGPIPE, before)
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """Output, streams and exit status of the commands."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
@@ -25,6 +27,21 @@ def test_run_prints_the_step_time_first(clustersim: CommandRunner, plan: Path) -
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("step time ")
     assert "fits" in done.stdout
+
+
+def test_arguments_of_what_helps_are_whole_on_a_narrow_terminal(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path
+) -> None:
+    """They are on one line, however long, to be copied; other lines are wrapped."""
+    settings = ("layout.pp=1", "layout.dp=4", "training.fused=false", "training.attention=standard")
+    changes = [argument for setting in settings for argument in ("--set", setting)]
+    printed = clustersim("run", plan, *changes, "--what-if", "--json", "a.json", COLUMNS="60").stdout.splitlines()
+    report = json.loads((tmp_path / "a.json").read_text())["what_ifs"]
+    arguments = [line.strip() for line in printed if line.startswith("  --set ")]
+    assert max(map(len, arguments)) > 60
+    expected = [case["set"] for case in (*report["cases"], report["combined"]) if case]
+    assert {tuple(shlex.split(line)[1::2]) for line in arguments} <= set(map(tuple, expected))
+    assert all(len(line) <= 60 for line in printed if not line.startswith("  --set "))
 
 
 def test_json_on_stdout_has_all_documented_keys(clustersim: CommandRunner, plan: Path) -> None:
@@ -170,6 +187,27 @@ def test_fitting_settings_are_suggested(clustersim: CommandRunner, plan: Path) -
     for command in ("run", "check"):
         lines = clustersim(command, plan, *huge).stdout.splitlines()
         assert any(line.lstrip().startswith("suggestion: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run",), ("check",), ("explain", "--measured", "50 ms"),
+        ("diff", "--set", "layout.tp=1", "--set", "layout.dp=4"),
+        ("search", "--vary", "layout.tp=1,2", "--fix", "layout.pp=2"), ("goodput", "--tokens", "1B", "--runs", "2"),
+    ],
+    ids=lambda command: command[0],
+)  # fmt: skip
+def test_traps_are_named_by_every_command_that_predicts(
+    clustersim: CommandRunner, plan: Path, command: tuple[str, ...]
+) -> None:
+    """NVLink of both directions made a cluster 8 % faster, and only `run` and `check` said so."""
+    mapping = yaml.safe_load(plan.read_text())
+    mapping["cluster"]["node"] = {"nvlink": {"bandwidth": "900 GB/s"}}
+    plan.write_text(yaml.safe_dump(mapping))
+    done = clustersim(command[0], plan, *command[1:])
+    assert done.returncode == 0, done.stderr
+    assert "more than the 450 GB/s per direction" in " ".join(done.stdout.split())
 
 
 def test_descriptions_are_printed_verbatim(clustersim: CommandRunner, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """`clustersim goodput`: printed and written output, and error messages."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,21 @@ def test_goodput_refuses_a_job_that_does_not_fit_as_run_does(clustersim: Command
         "use more GPUs",
     ):
         assert words in done.stderr
+
+
+def test_goodput_says_that_a_job_may_not_fit(clustersim: CommandRunner, plan: Path) -> None:
+    """70B on 64 A100 with 5 of 80 GiB left had been priced without a word."""
+    settings = (
+        "model=llama3-70b", "cluster={name: dgx-a100, gpus: 64}", "framework=megatron",
+        "layout={tp: 8, pp: 2, dp: 4, sequence_parallel: true, data: zero1}",
+        "training={sequence: 12288, global_batch: 8}",
+    )  # fmt: skip
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    done = clustersim("goodput", plan, *FEW_RUNS, *arguments, "--json", "-")
+    assert done.returncode == 0
+    (note,) = (note for note in json.loads(done.stdout)["warnings"] if "fits in memory" in note)
+    assert re.search(r"with a probability of \d\d% only", note)
+    assert "; --set training.recompute" in note
 
 
 @pytest.mark.parametrize("columns", [80, 60])

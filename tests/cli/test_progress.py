@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from clustersim.cli import progress
+from clustersim.engine.task_progress import TaskProgress
 
 
 class WatchedStream(io.StringIO):
@@ -42,3 +43,18 @@ def test_short_operations_print_no_progress(capsys: pytest.CaptureFixture[str]) 
     with progress.show_activity("simulating"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_simulations_show_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = WatchedStream("3 of 5")
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "ASK_SECONDS", 0.001)
+    monkeypatch.setattr(sys, "stderr", stream)
+    first, second = bytearray(b"\1\0"), [True, True, False]
+    with progress.simulation_progress("simulating a step of 8 GPUs") as watch:
+        watch(TaskProgress((bytearray(9),)))
+        watch(TaskProgress((first, second)))
+        assert stream.wait()
+    lines = stream.getvalue().splitlines()
+    shown = r"simulating a step of 8 GPUs(: tasks, (0 of 9|3 of 5))?, \d+ s"
+    assert all(re.fullmatch(shown, line) for line in lines)

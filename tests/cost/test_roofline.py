@@ -311,3 +311,18 @@ def test_a_layer_with_head_dimension_125_is_not_faster_than_with_128(name: str, 
 
     assert layer_seconds(125) > layer_seconds(128)
     assert layer_seconds(120) < layer_seconds(125)
+
+
+def test_attention_with_unequal_heads_may_run_another_kernel() -> None:
+    """Heads of 192 and 128 at a fifth of the rate of equal ones take five times as long as without the constant."""
+    shape = AttentionShape(1, 4096, 4096, 8, 8, 192, True, value_dim=128)
+    kernel = Kernel("attention", KernelKind.ATTENTION_FORWARD, DType.BF16, 1e12, 1.0, shape)
+    equal = replace(kernel, shape=replace(shape, value_dim=None))
+    slow = replace(
+        PLAIN,
+        efficiency=replace(
+            PLAIN.efficiency, attention_forward=replace(PLAIN.efficiency.attention_forward, unequal_head_ratio=0.2)
+        ),
+    )
+    assert roofline_seconds(kernel, slow) == pytest.approx(5.0 * roofline_seconds(kernel))
+    assert roofline_seconds(equal, slow) == roofline_seconds(equal)

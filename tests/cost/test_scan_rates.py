@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.cost.roofline import Roofline
-from clustersim.cost.scan_rates import SCAN_ROUTINES, library_share
+from clustersim.cost.scan_rates import library_share
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import ScanShare
 from clustersim.model import memory_bound
-from clustersim.model.kernels import Kernel, KernelKind, ScanRoutine, ScanShape
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, ScanRoutine, ScanShape, SparseRoutine
 
 H100 = load_accelerator("h100-sxm-80gb")
 
@@ -29,12 +30,15 @@ def _with_share(share: float) -> Accelerator:
     return replace(H100, efficiency=replace(H100.efficiency, scan_shares=shares))
 
 
-def test_every_routine_of_a_scan_has_a_share() -> None:
-    for routine in ScanRoutine:
+def test_every_routine_has_a_share_and_every_share_a_routine() -> None:
+    routines = {routine.value for routine in (*ScanRoutine, *SparseRoutine)}
+    operations = {op.value for op in (MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM)}
+    paths = [data_files.find_file("scans", name) for name in data_files.list_names("scans")]
+    assert sorted(name for path in paths for name in data_files.read_mapping(path)) == sorted(routines | operations)
+    for routine in (*ScanRoutine, *SparseRoutine):
         share = library_share(routine.value)
         assert share is not None
         assert all(0 < share.select(backward=backward) <= 1 for backward in (False, True))
-    assert {routine.value for routine in ScanRoutine} < SCAN_ROUTINES
     assert library_share("causal_conv1d_cuda") is None
 
 

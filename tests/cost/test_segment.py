@@ -1,6 +1,7 @@
 """Segments: back-to-back operations, kernels overlapping collectives that slow them, and host launches."""
 
 import pickle
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from clustersim.cost.segment import SegmentCost, SegmentTiming
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.task import CollectiveType, CommOverlap, Operation, Segment, WorkType
 from tests.engine.fake_costs import UnitCost
-from tests.engine.small_programs import make_comm_op, make_program, make_segment
+from tests.engine.small_programs import StreamTask, all_reduce, make_comm_op, make_program, make_segment
 
 INFINITE = float("inf")
 SECONDS = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 8.0])
@@ -32,8 +33,8 @@ def uniform_cost(interference: float, launch: float = 0.0) -> SegmentCost:
     return segment_cost(Interference.uniform(interference), launch)
 
 
-def segment_cost(interference: Interference, launch: float = 0.0) -> SegmentCost:
-    rank_program = make_program([[]], {"tp": [[0]]})
+def segment_cost(interference: Interference, launch: float = 0.0, steps: Sequence[StreamTask] = ()) -> SegmentCost:
+    rank_program = make_program([steps], {"tp": [[0]], "dp": [[0]]})
     unit = UnitCost(rank_program)
     return SegmentCost(
         rank_program, DeviceModels.uniform(DeviceModel(unit, interference, AsyncHost(launch, launch)), 1), unit
@@ -179,6 +180,15 @@ def test_launch_waiting_counts_as_kernel_time() -> None:
     assert timing.durations == (1.0, 2.0, 5.0)
     assert timing.kernel_seconds.tolist() == [1.0, 2.0, 5.0]
     assert timing.exposed_comm.tolist() == timing.overlap_delay.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_collectives_slow_kernels_and_not_the_launches_that_they_wait_for() -> None:
+    """The same three kernels at half rate: 2 s, 1 + 2 s and 1 + 8 s, where the GPU waits 1 s before two of them."""
+    costs = segment_cost(Interference.uniform(1.0), 2.0, [all_reduce(1.0)])
+    segment = Segment("block", (kernel_operation(1.0), kernel_operation(1.0), kernel_operation(4.0)))
+    timing, level = costs.time_segment(0, segment), costs.interference_level(make_comm_op("dp", 1.0))
+    slowdown = costs.slowdown(0, segment)[level - 1]
+    assert (timing.kernel_seconds * (1.0 + slowdown)).tolist() == pytest.approx([2.0, 3.0, 9.0])
 
 
 @given(st.lists(random_operations(), max_size=5), LEVELS, st.sampled_from([0.0, 0.25, 1.0, 4.0]))

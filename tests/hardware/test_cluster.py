@@ -105,6 +105,14 @@ def test_out_of_range_gpu_counts_are_rejected(gpus):
         load_cluster("dgx-h100", gpus)
 
 
+def test_a_file_need_not_say_how_many_gpus_a_job_says(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in RAILS.items() if key != "gpus"}))
+    assert load_cluster(str(path), 32).gpu_count == 32
+    with pytest.raises(InputError, match="gpus: is missing; state it here, or as cluster"):
+        load_cluster(str(path))
+
+
 def test_a_cluster_without_a_network_is_one_node():
     with pytest.raises(InputError, match="at most 8"):
         load_cluster("pcie-node", 16)

@@ -122,7 +122,6 @@ def test_workers_end_with_their_parent_and_their_death_is_a_sentence(
         time.sleep(0.05)
     process = start(*command, "--workers", "2")
     wait_for(lambda: len(children_of(process.pid)) >= 3, process)
-    time.sleep(1.0)
     os.kill(children_of(process.pid)[-1], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2

@@ -1,6 +1,7 @@
 """axolotl's, Llama-Factory's and TrainingArguments' files are read; what defines another step is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,14 @@ import pytest
 import yaml
 
 from clustersim.common.errors import InputError
+from clustersim.interop import hub_models
 from clustersim.interop.detect import detect_program
-from clustersim.interop.hub_models import hub_model
+from clustersim.interop.hub_models import HubModel, find_preset, hub_model
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.registry import IMPORTERS
+from clustersim.model.presets import all_presets
 from clustersim.model.transformer import parameter_count
+from clustersim.results.memory_check import check
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
@@ -129,16 +133,20 @@ def test_liger_s_loss_is_fused_with_the_matrix() -> None:
     ("content", "change", "sentence"),
     [
         (AXOLOTL, {"rl": "dpo"}, "rl: preference"),
+        (ARGUMENTS, {"beta": 0.1}, "beta: preference"),
+        (ARGUMENTS, {"num_generations": 8}, "num_generations: preference"),
         (FACTORY, {"stage": "rm"}, "stage: 'rm'"),
         (FACTORY, {"finetuning_type": "oft"}, "finetuning_type: 'oft'"),
         (FACTORY, {"tensor_model_parallel_size": 2}, "tensor_model_parallel_size: Megatron"),
-        (AXOLOTL, {"optimizer": "adamw_bnb_8bit"}, "optimizer: 'adamw_bnb_8bit' is not modelled"),
-        (AXOLOTL, {"optimizer": "muon"}, "optimizer: 'muon'"),
-        (AXOLOTL, {"load_in_8bit": True, "adapter": "lora"}, "load_in_8bit"),
+        (AXOLOTL, {"optimizer": "adopt_adamw"}, "optimizer: 'adopt_adamw' is not modelled"),
+        (AXOLOTL, {"optimizer": "lion_8bit"}, "optimizer: 'lion_8bit' is not modelled"),
+        (AXOLOTL, {"load_in_8bit": True}, "adapters alone"),
+        (FACTORY, {"export_dir": "out"}, "export_dir: a file of merging or inference describes no training"),
         (AXOLOTL, {"micro_batch_size": 0}, "micro_batch_size: 0 is not a whole number"),
-        (AXOLOTL, {"sequence_len": None}, "has no sequence_len"),
-        (AXOLOTL, {"attn_implementation": "xformers", "flash_attention": None}, "attn_implementation: 'xformers'"),
-        (AXOLOTL, {"base_model": "someone/unheard-of"}, "unheard-of is not here"),
+        (ARGUMENTS, {"max_seq_length": None}, "has no sequence_len"),
+        (AXOLOTL, {"attn_implementation": "paged", "flash_attention": None}, "attn_implementation: 'paged'"),
+        (AXOLOTL, {"base_model": "someone/unheard-of"}, r"save its config\.json as unheard-of/config\.json next to"),
+        (AXOLOTL, {"base_model": "someone/Llama-3.2-4B"}, r"such as the similar --set model=|--set model=llama3-8b"),
         (AXOLOTL, {"tensor_parallel_size": 3}, "8 GPUs are no multiple of tp 3"),
     ],
 )
@@ -159,8 +167,9 @@ def test_a_model_is_a_folder_a_preset_or_what_the_user_sets(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "config.json").write_text("{}", encoding="utf-8")
     context = ImportContext(tmp_path)
-    assert hub_model("my-model", "x", context) == {"path": str(folder / "config.json")}
-    assert hub_model("NousResearch/Meta-Llama-3-70B-Instruct", "x", context) == "llama3-70b"
+    beside = HubModel({"path": str(folder / "config.json")})
+    assert hub_model("my-model", "x", context) == hub_model("someone/my-model", "x", context) == beside
+    assert hub_model("NousResearch/Meta-Llama-3-70B-Instruct", "x", context) == HubModel("llama3-70b")
     assert "model" not in _import({**AXOLOTL, "base_model": "a/b"}, None, 8, "model.path").mapping
 
 
@@ -186,6 +195,88 @@ def test_a_model_is_a_folder_a_preset_or_what_the_user_sets(tmp_path: Path) -> N
     ],
 )
 def test_names_of_the_hub_have_their_published_counts(name: str, count: int) -> None:
-    section = hub_model(name, "x", ImportContext())
+    section = hub_model(name, "x", ImportContext()).section
     model = read_model(ModelConfig.model_validate(section), Path(), 1, ReadCache())
     assert parameter_count(model) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("unsloth/Llama-3.2-1B-Instruct-bnb-4bit", "llama3.2-1b"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "llama3-8b"),
+        ("huggyllama/llama-7b", "llama2-7b"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "qwen2.5-14b"),
+        ("mistralai/Mistral-Small-24B-Instruct-2501", "mistral-small-24b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen2-0.5B", "qwen2.5-0.5b"),
+        ("allenai/OLMo-2-1124-13B-Instruct", "olmo2-13b"),
+        ("microsoft/phi-4-reasoning-plus", None),
+        ("google/gemma-3-27b-it", None),  # of text_models
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", None),
+        ("mistralai/Mistral-7B-v0.2", None),
+        ("/hub/models--meta-llama--Meta-Llama-3.1-405B/snapshots/222de096", "llama3-405b"),
+        ("open-r1/Qwen2.5-Math-7B-RoPE-300k", "qwen2.5-7b"),
+        ("a" * 100_000, None),
+    ],
+)
+def test_names_of_releases_with_equal_layers_are_one_model(name: str, preset: str | None) -> None:
+    assert find_preset(name, "names") == preset
+
+
+def test_each_preset_of_the_table_is_there() -> None:
+    """A form's first alternatives in the places of its groups make a name, which must be a preset's."""
+    table = yaml.safe_load(Path(hub_models.__file__).with_name("hub_models.yaml").read_text(encoding="utf-8"))
+    presets = all_presets()
+    for forms in (table["names"], table["text_models"]):
+        for form, preset in forms.items():
+            sizes = [group.split("|") for group in re.findall(r"\(((?:[\w.\\-]+\|)+[\w.\\-]+)\)", form)] or [[""]]
+            names = {re.sub(r"\{\d\}", size.replace("\\", ""), preset) for size in sizes[-1]}
+            assert names <= set(presets), form
+
+
+def test_of_multimodal_models_the_text_model_is_read_and_said() -> None:
+    result = _import({**AXOLOTL, "base_model": "Qwen/Qwen2.5-VL-7B-Instruct"})
+    assert result.mapping["model"] == "qwen2.5-7b"
+    assert any("without the encoder of images" in remark for remark in result.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [
+        ("adamw_bnb_8bit", "adam8bit"), ("paged_adamw_8bit", "adam8bit"), ("adamw_8bit", "adam8bit"),
+        ("lion_32bit", "lion"), ("adafactor", "adafactor"), ("sgd", "sgd"), ("muon", "muon"),
+        ("paged_adamw_32bit", None), ("adamw_torch", None),
+    ],
+)  # fmt: skip
+def test_optimizers_are_those_of_the_scenario(name: str, optimizer: str | None) -> None:
+    training = _import({**AXOLOTL, "optimizer": name}).mapping["training"]
+    assert training.get("optimizer") == optimizer
+
+
+def test_frozen_weights_of_eight_bits_take_a_byte_each() -> None:
+    result = _import({**AXOLOTL, "adapter": "lora", "lora_r": 8, "load_in_8bit": True})
+    assert result.mapping["training"]["lora"]["base"] == "int8"
+    eight, four, none = (
+        check(
+            Scenario.from_mapping(
+                {
+                    **result.mapping,
+                    "training": {**result.mapping["training"], "lora": {"rank": 8, "targets": "all", "base": base}},
+                },
+                default_name="x",
+            )
+        ).peak_memory_bytes
+        for base in ("int8", "nf4", "none")
+    )
+    assert four < eight < none
+
+
+def test_fp8_is_the_recipe_of_the_program() -> None:
+    axolotl = _import({**AXOLOTL, "fp8": True}).mapping["training"]["precision"]
+    factory = _import({**FACTORY, "fp8": True}).mapping["training"]["precision"]
+    assert (axolotl, factory) == ({"compute": "fp8-tensorwise"}, {"compute": "fp8-rowwise"})
+
+
+def test_axolotl_s_sequences_are_512_tokens_by_default() -> None:
+    assert _import({**AXOLOTL, "sequence_len": None}).mapping["training"]["sequence"] == 512

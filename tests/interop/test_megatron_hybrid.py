@@ -12,6 +12,7 @@ from clustersim.model.layer_stack import layer_specs
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.presets import load_preset
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import parameter_count
 from clustersim.scenario import Scenario
 
@@ -83,3 +84,59 @@ def test_what_is_exported_is_imported_again() -> None:
     scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}'")
     assert _scenario(megatron_script(scenario)).model.stack == scenario.model.stack
     assert any(isinstance(mixer, Mamba2) for mixer in scenario.model.distinct_mixers)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        f"--pipeline-model-parallel-size 2 --hybrid-layer-pattern '{PATTERN[:30]}|{PATTERN[30:]}/*-/*-'",
+        f"--hybrid-override-pattern '{PATTERN}' --mtp-num-layers 2 --mtp-hybrid-override-pattern '*-'",
+    ],
+)
+def test_multi_token_prediction_layers_are_read_and_written(flags: str) -> None:
+    scenario = _scenario(f"{NEMOTRON} {flags}")
+    mtp = scenario.model.mtp_spec
+    assert scenario.model.mtp_layers == 2
+    assert mtp is not None
+    assert mtp.attention is not None
+    assert mtp.mlp is not None
+    exported = _scenario(megatron_script(scenario)).model
+    assert (exported.stack, exported.mtp_layers, exported.mtp_spec) == (scenario.model.stack, 2, mtp)
+
+
+def test_mtp_layers_that_no_pattern_describes_are_refused() -> None:
+    with pytest.raises(InputError, match="--mtp-num-layers: the pattern does not say which layers"):
+        _import(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}' --mtp-num-layers 1")
+
+
+SPARSE = (
+    f"{SMALL} --swiglu --multi-latent-attention --q-lora-rank 64 --kv-lora-rank 64 --qk-layernorm --qk-head-dim 32 "
+    "--qk-pos-emb-head-dim 16 --v-head-dim 32 --disable-bias-linear --normalization RMSNorm --attention-dropout 0 "
+    "--hidden-dropout 0 --untie-embeddings-and-output-weights --experimental-attention-variant dsa "
+    "--dsa-indexer-n-heads 8 --dsa-indexer-head-dim 32 --dsa-indexer-topk 128 --dsa-indexer-loss-coeff 0.01 "
+)
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "tilelang"])
+def test_sparse_attention_is_read_and_written(backend: str) -> None:
+    scenario = _scenario(f"{SPARSE} --dsa-indexer-use-sparse-loss --dsa-kernel-backend {backend}", gpus=8)
+    (sparse,) = scenario.model.distinct_mixers
+    assert isinstance(sparse, DeepseekSparseAttention)
+    assert (sparse.latent.q_lora_rank, sparse.index_heads, sparse.index_head_dim, sparse.index_topk) == (64, 8, 32, 128)
+    assert _scenario(megatron_script(scenario), gpus=8).model.stack == scenario.model.stack
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--dsa-indexer-use-sparse-loss", "--dsa-kernel-backend: none computes all scores unfused"),
+        ("--dsa-kernel-backend cudnn", "--dsa-indexer-use-sparse-loss: only the indexer's loss over selected keys"),
+        (
+            "--dsa-kernel-backend cudnn --dsa-indexer-use-sparse-loss --dsa-indexer-topk-freq 4",
+            "--dsa-indexer-topk-freq: layers that share selected keys",
+        ),
+    ],
+)
+def test_sparse_attention_that_is_not_modelled_is_refused(flags: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        _import(f"{SPARSE} {flags}", gpus=8)

@@ -13,8 +13,10 @@ from clustersim.interop.megatron_import import import_megatron
 from clustersim.scenario import Scenario
 
 SIZE = "--hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 1000 "
-STEP = "--micro-batch-size 1 --global-batch-size 64 --bf16 "
+STEP = "--micro-batch-size 1 --global-batch-size 192 --bf16 "
 BASE = f"--num-layers 4 {SIZE}{STEP}"
+BF16_GRADIENTS = {"compute": "bf16", "gradients": "bf16"}
+FULL_BLOCK = "--recompute-granularity full --recompute-method block"
 TORCHRUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
 
 
@@ -220,6 +222,13 @@ def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object])
     assert "cp_kind" not in mapping(f"{TORCHRUN} {BASE} {arguments}")["layout"]
 
 
+def test_deepspeed_sequence_parallel_ranks_exchange_heads() -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} --ds-sequence-parallel-size 4")["layout"]
+    assert (imported["cp"], imported["cp_kind"]) == (4, "ulysses")
+    with pytest.raises(InputError, match="splits sequences, too"):
+        mapping(f"{TORCHRUN} {BASE} --ds-sequence-parallel-size 4 --context-parallel-size 2")
+
+
 @pytest.mark.parametrize(
     ("arguments", "optimizer", "data"),
     [
@@ -383,7 +392,7 @@ def test_parameters_that_are_not_given_stay_unknown() -> None:
         imported(script, arg5="2")
     read = mapping(script, arg5="2", arg2="4")
     assert (read["layout"]["tp"], read["layout"]["pp"]) == (2, 4)
-    with pytest.raises(InputError, match=r"--define 5=VALUE; \$2 is not, either"):
+    with pytest.raises(InputError, match=r"--define 5=VALUE, --define 2=VALUE \(--pipeline-model-parallel-size\)"):
         imported(script)
 
 
@@ -398,7 +407,7 @@ eval $RUN
 
 def test_underscores_of_forks_are_dashes() -> None:
     flags = re.sub(r"--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), BASE)
-    assert mapping(f"{TORCHRUN} {flags}") == mapping(f"{TORCHRUN} {BASE}")
+    assert mapping(f"{TORCHRUN} {flags} --use_bias") == mapping(f"{TORCHRUN} {BASE}")
 
 
 def test_a_model_without_positions_has_no_rotary_kernels() -> None:
@@ -447,3 +456,78 @@ if echo "$EXTRA" | grep -q -- "--is-scaling-mode"; then TP=1; fi
 def test_offsets_in_substrings_are_read(offset: str) -> None:
     script = f'TEXT=xx4\nSTART=2\n{TORCHRUN} {BASE} --tensor-model-parallel-size "${{TEXT:{offset}}}"'
     assert mapping(script)["layout"]["tp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "section", "expected"),
+    [
+        ("--attention-head-type multiquery", "model", {"kv_heads": 1}),
+        ("--attention-head-type multihead", "model", {"kv_heads": 4}),
+        ("--use-bnb-optimizer", "training", {"optimizer": "adam8bit"}),
+        ("--DDP-impl torch", "layout", {"data": {"ddp": {"bucket": "25 MiB"}}}),
+        ("--DDP-impl local", "layout", {"data": {"ddp": {"bucket": "megatron", "overlap": False}}}),
+        ("--deepspeed --zero-stage 0", "layout", {"data": "zero1"}),
+        ("--deepspeed --ds-sequence-parallel-size 2", "layout", {"cp": 2, "cp_kind": "ulysses", "data": "zero1"}),
+        (f"{FULL_BLOCK} --recompute-num-layers 9", "training", {"recompute": "full"}),
+        (f"{FULL_BLOCK} --recompute-num-layers 4", "training", {"recompute": "full"}),
+        (f"{FULL_BLOCK} --recompute-num-layers 3", "training", {"recompute": {"layers": 3}}),
+        (f"{FULL_BLOCK} --recompute-num-layers 2 --pipeline-model-parallel-size 2", "training", {"recompute": "full"}),
+        ("--main-grads-dtype fp32 --grad-reduce-in-bf16", "training", {"precision": BF16_GRADIENTS}),
+    ],
+)
+def test_flags_of_forks_and_their_meaning(flags: str, section: str, expected: Mapping[str, Any]) -> None:
+    """DeepSpeed's BF16 optimizer shards its states at stage 0, too; more layers than a stage has are all of them."""
+    read = mapping(f"{TORCHRUN} {BASE} {flags}")[section]
+    assert {key: read[key] for key in expected} == expected
+
+
+def test_flags_with_underscores_are_those_of_megatron_llm() -> None:
+    """Its layers have no biases, where Megatron-LM's have; other flags have names of their own."""
+    flags = "--use_rms_norm --no_tie_embed_logits --num_attention_heads_kv 2 --glu_activation swiglu"
+    read = mapping(f"{TORCHRUN} {BASE} {flags}".replace("--num-layers", "--num_layers"))["model"]
+    assert (read["linear_bias"], read["norm"], read["kv_heads"], read["mlp"]) == (False, "rmsnorm", 2, "swiglu")
+    assert read["tied_embeddings"] is False
+    assert mapping(f"{TORCHRUN} {BASE} --use_bias".replace("--num-l", "--num_l"))["model"]["linear_bias"] is True
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab"),
+    [
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /data/llama/tokenizer.model", 32000),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model $TOKENIZER", 32000),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model m/llm-jp-tokenizer-100k.ver3.0b1.model", 99584),
+        ("--tokenizer-type Llama2Tokenizer --tokenizer-model /own/japanese.model", None),
+        ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model $1", None),
+    ],
+)
+def test_a_sentencepiece_model_of_another_name_is_not_llama_s(tokenizer: str, vocab: int | None) -> None:
+    """Llama2Tokenizer is Megatron-LM's class for any SentencePiece model."""
+    line = f"{TORCHRUN} {BASE.replace('--vocab-size 1000 ', '')} {tokenizer}"
+    if vocab is None:
+        with pytest.raises(InputError, match="the vocabulary's size is that of a tokenizer which is not here"):
+            imported(line)
+    else:
+        assert mapping(line)["model"]["vocab"] == vocab
+
+
+def test_tokenizers_that_a_condition_decides_are_not_taken_for_equal() -> None:
+    tokenizer = 'if [ "$M" = 3 ]; then T=meta-llama/Llama-3.1-8B; else T=meta-llama/Llama-2-7b; fi\n'
+    line = f"{TORCHRUN} {BASE.replace('--vocab-size 1000 ', '')} --tokenizer-type HuggingFaceTokenizer"
+    with pytest.raises(InputError, match=r"whether \[ \$M = 3 \] is not known"):
+        imported(f"{tokenizer}{line} --tokenizer-model $T")
+    assert mapping(f"{tokenizer}{line} --tokenizer-model $T", M="3")["model"]["vocab"] == 128256
+
+
+def test_gpus_that_the_batch_does_not_fit_are_named() -> None:
+    with pytest.raises(InputError, match="192 sequences are no multiple of microbatches of 5 on 8 data-parallel"):
+        imported(f"{TORCHRUN} {BASE} --micro-batch-size 5")
+    with pytest.raises(InputError, match="on 128 data-parallel ranks; give --gpus 96"):
+        imported(f"{TORCHRUN} {BASE}", gpus=128)
+
+
+@pytest.mark.parametrize(
+    "program", ["pretrain_megatron_llava", "hf2mcore_qwen1.5", "pretrain_qwen2_vl", "finetune_dpo"]
+)
+def test_programs_that_train_no_decoder_alone_are_told_apart(program: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"starts {program}.py")):
+        imported(f"torchrun {program}.py {BASE}")

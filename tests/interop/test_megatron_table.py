@@ -110,7 +110,6 @@ def test_long_names_have_no_dots() -> None:
 def test_other_tables_and_other_steps_are_refused() -> None:
     for text, message in [
         (table({}).replace("num_layers .", "layers ."), "has no num_layers"),
-        (table({"mtp_hybrid_override_pattern": "M*"}), "multi-token prediction layers of several kinds"),
         (table({"decoder_seq_length": 64}), "encoders"),
         (table({"world_size": 6, "tensor_model_parallel_size": 4}), "no multiple of tp x cp x pp = 4"),
     ]:

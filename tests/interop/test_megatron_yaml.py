@@ -54,7 +54,7 @@ modules:
       global_batch_size: 64
       seq_length: 256
       tensor_model_parallel_size: ${PRIMUS_TP:2}
-      bf16: true
+      use_distributed_optimizer: false
       train_iters: 50
 """
 PRIMUS_MODEL = """
@@ -191,9 +191,6 @@ def test_other_files_are_told_apart(text: str, source: str, message: str) -> Non
     ("text", "program", "message"),
     [
         (MODEL_ARGS, "megatron", "--global-batch-size: its value is not in the script: $GBS"),
-        (PRIMUS, "primus", "small.yaml is not here; give the file inside Primus' checkout"),
-        (PRIMUS.replace("framework: megatron", "framework: maxtext"), "primus", "'maxtext' is not read"),
-        (PRIMUS.replace("model:", "trainer_class: FluxTrainer\n    model:"), "primus", "FluxTrainer: its step"),
         (
             MODEL_ARGS.replace("MODEL_ARGS:", "MODEL_ARGS:\n  --bert-no-binary-head: true"),
             "megatron",
@@ -209,45 +206,6 @@ def test_other_files_are_told_apart(text: str, source: str, message: str) -> Non
 def test_what_is_not_read_is_refused(text: str, program: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         IMPORTERS[program](text, "run.yaml", "dgx-h100", 8, ImportContext(tmp_path))
-
-
-TITAN_MODEL = "model: {name: llama3, flavor: 8B, converters: [primus_turbo]}\n"
-PRIMUS_TITAN = """
-modules:
-  pre_trainer:
-    framework: torchtitan
-    config: pre_trainer.yaml
-    model: llama.yaml
-    overrides:
-      training: {local_batch_size: "${MBS:4}", seq_len: 8192, mock_data: true}
-      activation_checkpoint: {mode: full}
-      parallelism: {tensor_parallel_degree: 2}
-      primus_turbo: {enable_primus_turbo: true}
-"""
-TITAN_TOML = """
-[model]
-name = "llama3"
-flavor = "8B"
-[training]
-local_batch_size = 4
-seq_len = 8192
-[activation_checkpoint]
-mode = "full"
-[parallelism]
-tensor_parallel_degree = 2
-"""
-
-
-def test_primus_on_torchtitan_is_torchtitan_s_job(tmp_path: Path) -> None:
-    models = tmp_path / "primus/configs/models/torchtitan"
-    models.mkdir(parents=True)
-    (models / "llama.yaml").write_text(TITAN_MODEL, encoding="utf-8")
-    context = ImportContext(tmp_path / "examples")
-    assert detect_program(PRIMUS_TITAN, "run.yaml") == "primus"
-    imported = IMPORTERS["primus"](PRIMUS_TITAN, "run.yaml", "dgx-h100", 16, context)
-    assert imported.mapping == IMPORTERS["torchtitan"](TITAN_TOML, "job.toml", "dgx-h100", 16, ImportContext()).mapping
-    assert imported.ignored_arguments == ("[training] mock_data",)
-    assert any("Primus-Turbo" in remark for remark in imported.assumptions)
 
 
 def test_bert_s_vocabulary_is_no_gpt_2_s() -> None:

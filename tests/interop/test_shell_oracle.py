@@ -292,7 +292,25 @@ def key_compound(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.tuples(KEY_CONDITION, inner).map(lambda t: f"if {t[0]}; then\n{t[1]}\nexit\nfi"),
         st.tuples(NAME, WORDS, block).map(lambda t: f"for {t[0]} in {t[1]}; do\n{t[2]}\ndone"),
         st.tuples(KEY_CONDITION, VALUE).map(lambda t: f"g() {{ if {t[0]}; then return; fi; A={t[1]}; }}\ng"),
+        st.tuples(KEY_CONDITION, block, block, JUMP, JUMP, block).map(_jumping_loop),
+        st.tuples(KEY_CONDITION, END, END, inner, inner).map(_ending_function),
     )
+
+
+JUMP = st.sampled_from(["break", "continue", "exit", ":"])
+END = st.sampled_from(["return", "return 0", "return 1", "false", "exit"])
+
+
+def _jumping_loop(pieces: tuple[str, str, str, str, str, str]) -> str:
+    """A loop whose branches leave it, go on, or end the script."""
+    condition, first, second, jump, other, rest = pieces
+    return f"for D in 1 2; do\nif {condition}; then\n{first}\n{jump}\nelse\n{second}\n{other}\nfi\n{rest}\ndone"
+
+
+def _ending_function(pieces: tuple[str, str, str, str, str]) -> str:
+    """A function whose branches end it, or the script, and a branch on its status."""
+    condition, first, second, holds, fails = pieces
+    return f"h() {{ if {condition}; then {first}; else {second}; fi; }}\nif h; then\n{holds}\nelse\n{fails}\nfi"
 
 
 @given(st.lists(st.recursive(SIMPLE, key_compound, max_leaves=6), min_size=1, max_size=6))

@@ -265,8 +265,6 @@ REJECTED = [
     ("[compile]\ncomponents = 'model'", "'model' is not a list of words"),
     ("seq_len = 8", "seq_len stands in no section"),
     ("[paralelism]\n", "did you mean parallelism?"),
-    ("[float8]\n", "since it was renamed it is quantize.linear.float8"),
-    ("[training]\nbatch_size = 1", "since it was renamed it is training.local_batch_size"),
     ("[parallelism]\ntensor_parallel_degre = 2", "did you mean tensor_parallel_degree?"),
     ("[parallelism]\ntensor_parallel_degree = '2'", "[parallelism] tensor_parallel_degree: '2' is not a whole number"),
     ("[parallelism]\ntensor_parallel_degree = true", "true is not a whole number"),

@@ -80,6 +80,17 @@ def test_a_higher_zero_stage_never_takes_more_state_memory(base: dict[str, Any])
         assert all(a <= b * TOLERANCE for a, b in zip(more_sharded, less_sharded, strict=True))
 
 
+@given(MAPPINGS, st.sampled_from([1, 8]))
+@examples(60)
+def test_zero_2_beside_a_pipeline_never_needs_more_than_zero_1(base: dict[str, Any], microbatches: int) -> None:
+    """Both hold all gradients until the last backward reduces them, even where that is the only one."""
+    pp, dp, tp = max(2, base["layout"]["pp"]), base["layout"]["dp"], base["layout"]["tp"]
+    batch = "training.microbatch=1", f"training.global_batch={microbatches * dp}", "schedule=1f1b"
+    layout = f"layout.pp={pp}", f"cluster.gpus={tp * pp * dp}"
+    first, second = (_changed(base, *batch, *layout, f"layout.data={data}") for data in ("zero1", "zero2"))
+    assert peak_memory(second) <= peak_memory(first) * TOLERANCE
+
+
 @given(MAPPINGS, st.sampled_from(["zero1", "fsdp"]))
 @examples(60)
 def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], data: str) -> None:

@@ -126,6 +126,17 @@ def test_zero_2_in_a_pipeline_fills_a_bucket_of_a_full_model_chunk() -> None:
     assert resident_bytes(chunks, 1)[MemoryCategory.MESSAGES] < 4 * second_stage
 
 
+@pytest.mark.parametrize("dp", [2, 8])
+def test_gradients_that_are_reduced_once_wait_in_the_place_of_their_shard(dp: int) -> None:
+    """A step's only microbatch beside a pipeline: bucket and kept shards are the fp32 gradients of the stage."""
+    plan = llama_plan(Layout(dp=dp, pp=2, data=Zero2()), replace(TRAINING, global_batch=dp))
+    held, messages = resident_bytes(plan, 1), 2 * 2 * 8192 * LLAMA.hidden
+    stage = 16 * layer_parameter_count(LLAMA, *LLAMA.distinct_specs) + LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    bucket_bytes = held[MemoryCategory.MESSAGES] - messages
+    assert bucket_bytes == pytest.approx(4 * stage * (1 - 1 / dp))
+    assert held[MemoryCategory.GRADIENTS] + bucket_bytes == pytest.approx(4 * stage)
+
+
 @pytest.mark.parametrize(
     ("layout", "groups"),
     [

@@ -76,6 +76,8 @@ def test_supported_features_are_scenario_values(name: str) -> None:
     assert {*runs.schedules} <= ScheduleConfig.shorthands.keys()
     assert {*runs.data_with_pipeline} <= {*runs.data}
     assert "1f1b" in runs.schedules
+    assert {*runs.axes} <= {"tp", "cp", "pp", "ep"}
+    assert "pp" in runs.axes or runs.schedules == ("1f1b",)
 
 
 @pytest.mark.parametrize(

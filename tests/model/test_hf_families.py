@@ -8,7 +8,9 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention
-from clustersim.model.hf_config import read_hf_config
+from clustersim.model.hf_config import MODEL_READERS, read_hf_config
+from clustersim.model.hf_missing import MISSING_LAYERS
+from clustersim.model.hf_wrapped import TEXT_FAMILIES
 from clustersim.model.layer_stack import BlockForm, MoeMlp, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import (
@@ -289,5 +291,75 @@ def test_a_shared_expert_of_width_zero_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_family_has_and_operators_have_not_is_refused(tmp_path: Path, content: dict[str, Any], key: str) -> None:
+    with pytest.raises(InputError, match=key):
+        _read(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    ("family", "layer"),
+    [
+        ("lfm2", "a short gated convolution"),
+        ("mllama", "cross-attention to the states of an image encoder"),
+        ("deepseek_v32", "an indexer chooses"),
+        ("bert", "attention in both directions"),
+        ("rwkv7", "time mixing"),
+    ],
+)
+def test_a_family_that_cannot_be_said_names_the_layer_that_is_missing(tmp_path: Path, family: str, layer: str) -> None:
+    with pytest.raises(InputError, match=f"model_type '{family}' is not simulated, for want of .*{layer}") as refused:
+        _read(tmp_path, {**_config("llama", (64, 128, 2, 4, 2, 256)), "model_type": family})
+    assert "\n" not in str(refused.value)
+
+
+def test_no_family_is_both_read_and_missing() -> None:
+    assert not set(MISSING_LAYERS) & {*MODEL_READERS, *TEXT_FAMILIES}
+
+
+@pytest.mark.parametrize(
+    ("family", "section", "inner"),
+    [
+        ("llava_next", "text_config", None),
+        ("kimi_vl", "text_config", None),
+        ("deepseek_vl_v2", "language_config", None),
+        ("qwen2_5_omni", "text_config", "thinker_config"),
+    ],
+)
+def test_text_models_inside_multimodal_ones_are_read(
+    tmp_path: Path, family: str, section: str, inner: str | None
+) -> None:
+    mla = {"q_lora_rank": 8, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 1}
+    text_family = {"kimi_vl": "deepseek_v3", "deepseek_vl_v2": "deepseek_v2", "qwen2_5_omni": "qwen2"}.get(
+        family, "llama"
+    )
+    text = (
+        _config(text_family, (64, 128, 2, 4, 2, 256), **mla | experts)
+        if "deepseek" in text_family
+        else _config(text_family, (64, 128, 2, 4, 2, 256))
+    )
+    part = {section: text}
+    whole = {"model_type": family, **({inner: part} if inner else part)}
+    wrapped, alone = _read(tmp_path, whole), _read(tmp_path, text)
+    assert parameter_count(wrapped) == parameter_count(alone)
+
+
+@pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        (
+            {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "attn_config": 3},
+            "attn_config",
+        ),
+        (
+            {"model_type": "gptj", "n_embd": 64, "n_head": 5, "n_layer": 2, "vocab_size": 256, "n_positions": 8},
+            "n_head",
+        ),
+        ({"model_type": "chatglm", "rmsnorm": False}, "rmsnorm"),
+        ({"model_type": "qwen", "no_bias": False}, "no_bias"),
+        ({"model_type": "mamba", "use_bias": True}, "use_bias"),
+        ({"model_type": "nemotron", "attention_bias": True}, "attention_bias"),
+    ],
+)
+def test_what_newer_readers_cannot_say_is_refused(tmp_path: Path, content: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=key):
         _read(tmp_path, content)

@@ -12,6 +12,7 @@ from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_config import read_hf_config
 from clustersim.model.layer_stack import DenseMlp, ScoreFunction, layer_specs
 from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel, parameter_count
 
 LLAMA4_ROPE = [1, 1, 1, 0]
@@ -176,7 +177,14 @@ def test_the_parameters_of_a_small_moe_model_by_hand(tmp_path: Path) -> None:
     [
         ({"model_type": "bamba", "mamba_d_state": 16}, "mamba_d_state is 16: a state-space layer"),
         ({**QWEN3, "model_type": "olmo_hybrid", "linear_num_key_heads": 16}, "16: a layer with linear attention"),
-        ({**V3, "model_type": "deepseek_v32", "index_topk": 2048}, "index_topk is 2048: sparse attention"),
+        ({**V3, "index_topk": 2048}, "index_topk is 2048: sparse attention"),
+        ({**V3, "model_type": "deepseek_v32", "index_topk": -1}, "index_topk is -1"),
+        (
+            {**V3, "model_type": "glm_moe_dsa", "index_topk_freq": 4},
+            "index_topk_freq 4 is not modelled for glm_moe_dsa",
+        ),
+        ({**V3, "model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "layers that share the keys"),
+        ({**V3, "model_type": "glm_moe_dsa", "index_topk_pattern": "FFS"}, "layers that share the keys"),
         ({**V3, "num_experts_per_tok": 300}, "num_experts_per_tok 300 is above n_routed_experts 256; at most 256"),
         ({**V3, "n_group": 7}, "n_group 7 does not divide n_routed_experts 256"),
         ({**V3, "scoring_func": "tanh"}, "scoring_func 'tanh' is not modelled; softmax and sigmoid are"),
@@ -196,3 +204,12 @@ def test_unsupported_configurations_are_rejected_in_one_sentence(
     with pytest.raises(InputError, match=rf"config\.json: .*{sentence}") as refused:
         _read(tmp_path, content)
     assert "\n" not in str(refused.value)
+
+
+def test_a_file_of_deepseek_v3_2_is_its_preset(tmp_path: Path) -> None:
+    """Sizes of the indexer are those of the family where the file leaves them out; GLM-5's has half as many heads."""
+    content = {**V3, "model_type": "deepseek_v32"}
+    assert _read(tmp_path, content).stack == load_preset("deepseek-v3.2").stack
+    (glm,) = _read(tmp_path, {**content, "model_type": "glm_moe_dsa"}).distinct_mixers
+    assert isinstance(glm, DeepseekSparseAttention)
+    assert (glm.index_heads, glm.index_head_dim, glm.index_topk) == (32, 128, 2048)

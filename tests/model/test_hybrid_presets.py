@@ -1,6 +1,7 @@
 """Presets of hybrids have the parameters of their released weights; files of their families are read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from clustersim.model.hf_config import read_hf_config
 from clustersim.model.layer_stack import MoeMlp, layer_specs
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
-from clustersim.model.presets import load_preset
+from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.transformer import active_parameter_count, layer_parameter_count, parameter_count
 
 # Elements of the released checkpoints, minus what is no weight of the layers that are modelled.
@@ -43,12 +44,13 @@ def test_parameters_are_those_of_the_released_weights(name: str, count: int) -> 
     assert parameter_count(load_preset(name)) == count
 
 
-def test_qwen3_next_has_its_released_weights_but_for_the_mtp_layer() -> None:
-    """That is a layer with attention, a projection of [2 hidden, hidden], and three norms."""
-    model = load_preset("qwen3-next-80b-a3b")
+def test_qwen3_next_has_its_released_weights_with_the_mtp_layer() -> None:
+    """That is a layer with attention and experts, a projection of [2 hidden, hidden], and three norms."""
+    preset = PRESETS["qwen3-next-80b-a3b"]
+    model = replace(preset.model, mtp_layers=preset.mtp_layers)
+    assert parameter_count(model) == 81_324_862_720
     attention_layer = layer_parameter_count(model, layer_specs(model.stack)[-1])
-    mtp = attention_layer + 2 * 2048**2 + 3 * 2048
-    assert parameter_count(model) + mtp == 81_324_862_720
+    assert parameter_count(model) - parameter_count(preset.model) == attention_layer + 2 * 2048**2 + 3 * 2048
 
 
 @pytest.mark.parametrize(("name", "printed"), TOTAL.items())
@@ -92,6 +94,13 @@ def test_a_small_nemotron_h_has_the_parameters_of_its_matrices(tmp_path: Path) -
     assert _read(tmp_path, NANO) == 2 * mamba + attention + mlp + 4 * 64 + 64 + 2 * 512 * 64
 
 
+def test_an_mtp_layer_of_nemotron_h_has_a_pattern_of_its_own(tmp_path: Path) -> None:
+    """Attention before an MLP, two norms, a projection of [2 hidden, hidden] and three norms."""
+    attention, mlp = 64 * 16 * (4 + 2 + 2 + 4), 2 * 64 * 128
+    mtp = {"num_nextn_predict_layers": 2, "mtp_hybrid_override_pattern": "*-"}
+    assert _read(tmp_path, {**NANO, **mtp}) - _read(tmp_path, NANO) == 2 * (attention + mlp + 2 * 64**2 + 5 * 64)
+
+
 def test_layers_may_be_listed_by_name(tmp_path: Path) -> None:
     listed = {key: value for key, value in NANO.items() if key != "hybrid_override_pattern"}
     kinds = {"layers_block_type": ["mamba", "mlp", "mamba", "attention"]}
@@ -118,6 +127,10 @@ def test_the_text_model_of_qwen3_5_has_gated_delta_nets_and_gated_attention(tmp_
         ({**NANO, "hybrid_override_pattern": "M-M"}, "not a letter of M"),
         ({**NANO, "hybrid_override_pattern": "M-MX"}, "not a letter of M"),
         ({**NANO, "moe_latent_size": 64}, "moe_latent_size"),
+        (
+            {**NANO, "num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "**"},
+            "mtp_hybrid_override_pattern is",
+        ),
         ({**NANO, "model_type": "kimi_linear"}, "linear_attn_config is None"),
         ({**NANO, "model_type": "granitemoehybrid"}, "has no layer_types"),
         ({**NANO, "num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),

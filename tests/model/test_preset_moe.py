@@ -34,6 +34,8 @@ RELEASED = {
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200 - 58 * 256,  # score corrections, which are no weights
+    # with an indexer in each layer: queries, keys with their norm, weights of its heads
+    "deepseek-v3.2": 671_026_419_200 - 58 * 256 + 61 * (1536 * 64 * 128 + 7168 * 128 + 2 * 128 + 7168 * 64),
     "moonlight-16b-a3b": 15_960_111_936 - 26 * 64 - 27 * 64,  # these, and 32 frequencies a layer in FP32, of BF16 sizes
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
 }
@@ -100,7 +102,7 @@ def test_rounded_counts_are_near(name: str, total: float, active: float, error: 
 def test_all_moe_presets_are_tested() -> None:
     names = {moe_preset.model.name for moe_preset in MOE_PRESETS}
     assert names == RELEASED.keys() | TOTAL.keys() | {"grok-1"}
-    assert names == ACTIVE.keys() | {"kimi-k2", "grok-1", "qwen3-30b-a3b", "deepseek-v2-lite"}
+    assert names == ACTIVE.keys() | {"kimi-k2", "grok-1", "qwen3-30b-a3b", "deepseek-v2-lite", "deepseek-v3.2"}
 
 
 def test_only_inactive_experts_are_excluded_from_active_parameters() -> None:

@@ -171,3 +171,13 @@ def test_torchtitan_saved_absolute_values_for_ten_weeks() -> None:
     assert {
         version: load_framework("torchtitan", version).overheads.saves_absolute_values for version in versions
     } == versions
+
+
+@pytest.mark.parametrize("name", FP8_NAMES)
+def test_a_compiler_saves_inputs_quantized(name: str) -> None:
+    """Compiled, an input of T x H is saved in one byte an element, though it is cast again; in two where it is not."""
+    recipe = load_recipe(name)
+    recompute = FullRecompute()
+    compiled, eager = (operator_of(each, "mlp.up", recompute) for each in (recipe, recipe.uncompiled()))
+    assert (compiled.wgrad_input_bytes, eager.wgrad_input_bytes) == (T * H, 2 * T * H)
+    assert KernelKind.CAST in kinds(compiled.weight_gradient)

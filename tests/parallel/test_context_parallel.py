@@ -12,7 +12,9 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import ClusterSimError
 from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model.attention import causal_factor
+from clustersim.model.framework_files import load_framework
 from clustersim.model.kernels import AttentionShape, KernelKind
+from clustersim.model.overheads import RingAttention
 from clustersim.parallel.context_parallel import ContextParallel, ContextParallelKind
 from clustersim.program.task import CollectiveType, CommOp, ComputeTask
 from tests.laws.timelines import assert_same_trace
@@ -26,7 +28,8 @@ def scenario(kind: str = "ring", cp: int = 8, tp: int = 1, **changes: Any) -> Sc
     """Two layers of grouped-query attention over `cp` ranks."""
     model = {"layers": 2, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "ffn": 4096, "vocab": 32000}
     layout = {"cp": cp, "tp": tp, "cp_kind": kind} | ({"cp_inner": cp // 2} if kind in WITH_GROUPS and cp > 1 else {})
-    training = {"sequence": SEQUENCE, "global_batch": 1, "gradient_clipping": False}
+    overheads = {"ring_attention": "one_kernel"}
+    training = {"sequence": SEQUENCE, "global_batch": 1, "gradient_clipping": False, "overheads": overheads}
     mapping = {"model": model, "cluster": {"name": "dgx-h100", "gpus": cp * tp}, "layout": layout, "training": training}
     return Scenario.from_mapping({**mapping, **changes})
 
@@ -113,7 +116,10 @@ def test_consecutive_queries_of_the_last_rank_attend_to_most(ranks: int, tokens:
 
 
 def test_unbalanced_ranks_wait_for_the_last() -> None:
-    times = [simulate(scenario(layout={"cp": {"degree": 8, "balanced": flag}})).step_time for flag in (True, False)]
+    times = [
+        simulate(scenario(layout={"cp": {"degree": 8, "kind": "ring", "balanced": flag}})).step_time
+        for flag in (True, False)
+    ]
     assert times[0] < times[1]
 
 
@@ -154,3 +160,22 @@ def test_bad_context_parallelism_is_refused(layout: dict[str, Any], words: str) 
 def test_more_ranks_than_heads_are_refused() -> None:
     with pytest.raises(ClusterSimError, match="exchange heads"):
         simulate(scenario("ulysses", cp=32))
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [("pytorch", "all_gather"), ("maxtext", "all_gather"), ("megatron", "ring"), ("deepspeed", "ulysses")],
+)
+def test_left_out_the_kind_is_the_frameworks(framework: str, kind: str) -> None:
+    """context_parallel's default rotation, MaxText's strategy, --cp-comm-type p2p, DeepSpeed-Ulysses."""
+    assert scenario(framework=framework, layout={"cp": 8}).layout.cp_kind.value == kind
+    assert scenario(framework=framework, layout={"cp": 8, "cp_kind": "ring"}).layout.cp_kind.value == "ring"
+
+
+@pytest.mark.parametrize(
+    ("date", "blocks", "repeats"),
+    [("2024-12-26", True, True), ("2026-03-01", True, False), ("2026-09-01", False, False)],
+)
+def test_torchtitan_gathers_before_flex_attention_since_august_2026(date: str, blocks: bool, repeats: bool) -> None:
+    overheads = load_framework("torchtitan", date).overheads
+    assert (overheads.ring_attention is RingAttention.BLOCKS, overheads.repeats_kv) == (blocks, repeats)

@@ -104,12 +104,10 @@ class ExplorerPage:
             )
             uses["gathered parameters"] = self.gathered_bytes(stages, sharing, sizes)
             messages = tables.receives.lookup(complete) * sizes[tables.columns.index("message")]
+            waiting = counts * self.per_group(sharing["waiting"], expert_sharing["waiting"])
             uses["messages and buckets"] = messages + sum(
-                max(
-                    min(limit, element * held_bytes)
-                    for limit, held_bytes in zip(_bucket_limits(stages, first, others), counts[:, group], strict=True)
-                )
-                for group, (first, others, element) in enumerate(sharing["bucket"])
+                max(map(min, _bucket_limits(stages, first, others), waiting[:, group]))
+                for group, (first, others) in enumerate(sharing["bucket"])
             )
             uses["workspaces"] = max(float(extrapolated_entry(tables.workspace, stage["content"])) for stage in stages)
             uses["communication buffers"] = sum(table.lookup(complete) for table in tables.buffers)

@@ -76,6 +76,33 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         },
     },
 }
+MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
+    "wide": {  # layers whose MLPs differ
+        "model": {"preset": "llama-tiny", "stack": [{"layers": 2, "ffn": 704}, {"layers": 6}]},
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "pp": 2, "cp": 2, "dp": 2, "data": "zero1", "sequence_parallel": True},
+        "training": {"sequence": 1024, "global_batch": 32, "recompute": "selective"},
+    },
+    "mamba": {  # layers that are a mixer or an MLP
+        "model": {
+            **{"hidden": 512, "heads": 8, "ffn": 1024, "vocab": 2048, "hybrid_layer_pattern": "M-M*-M-M"},
+            "mamba": {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 8},
+        },
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "pp": 2, "dp": 4, "data": "zero1", "sequence_parallel": True},
+        "training": {"sequence": 1024, "global_batch": 32, "recompute": {"layers": 1}},
+    },
+    "delta": {  # gated delta nets between attention, with an MLP in each layer
+        "model": {
+            **{"preset": "llama-tiny", "linear_attention_freq": 4},
+            "gated_delta_net": {"num_key_heads": 8, "num_value_heads": 8, "key_head_dim": 64, "value_head_dim": 64},
+        },
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "dp": 8, "data": "zero3"},
+        "training": {"sequence": 1024, "global_batch": 16},
+    },
+}
+"""Models whose layers differ, or have other mixers than attention."""
 MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
     "latent": {  # first layers dense, MLA, shared experts, node-limited routing, recomputation by modules
         "model": {"preset": "deepseek-v3", "layers": 12},
@@ -210,7 +237,13 @@ def few_choices() -> Iterator[None]:
 def explore_scenario(name: str, *, all_choices: bool = True) -> ExploredScenario:
     """One of the scenarios, explored. all_choices: with all values that the page offers."""
     scenario = Scenario.from_mapping(
-        {**SCENARIOS, **MOE_SCENARIOS, "secondary": SECONDARY_SHARD_SCENARIO, "adapters": LORA_SCENARIO}[name]
+        {
+            **SCENARIOS,
+            **MOE_SCENARIOS,
+            **MIXED_SCENARIOS,
+            "secondary": SECONDARY_SHARD_SCENARIO,
+            "adapters": LORA_SCENARIO,
+        }[name]
     )
     with nullcontext() if all_choices else few_choices():
         return ExploredScenario(scenario, explorer_data.build_exploration_tables(scenario))

@@ -10,7 +10,7 @@ from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.planning.explorer.explorer_data import build_exploration, build_exploration_tables
-from clustersim.planning.explorer.mtp_omission import describe_mtp_omission, without_mtp_layers
+from clustersim.planning.explorer.omissions import describe_omissions, drawn_scenario, without_mtp_layers
 from clustersim.planning.explorer.scaling_studies import step_count
 from clustersim.results.explorer_tables import ExplorerData, ScalingStudy
 from clustersim.results.memory_check import check, memory_timelines
@@ -188,7 +188,8 @@ def test_mtp_layers_are_left_out_with_their_memory() -> None:
     with_mtp = without.with_overrides(["model.mtp_layers=1"])
     drawn = without_mtp_layers(with_mtp)
     assert (drawn.model, drawn.layout) == (without.model, without.layout)
-    sentence = describe_mtp_omission(with_mtp, drawn)
+    sentence = describe_omissions(with_mtp, drawn)
+    assert sentence is not None
     assert "1 multi-token prediction (MTP) layer of" in sentence
     assert sentence.endswith(".")
     assert "pipeline rank 3 of the scenario" in sentence
@@ -224,8 +225,52 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
         without_mtp_layers(Scenario.from_mapping(mapping))
 
 
-@pytest.mark.parametrize("model", ["nemotron-h-8b", "falcon-h1-34b", {"preset": "llama-tiny", "mixer": "mamba"}])
-def test_layers_without_attention_are_refused(model: object) -> None:
-    mapping = {**MAPPING, "model": {**model, "mamba": {"num_heads": 16}} if isinstance(model, dict) else model}
-    with pytest.raises(InputError, match="the explorer's page knows layers with attention"):
-        build_exploration(Scenario.from_mapping(mapping))
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["layout={cp: 4, dp: 2, cp_kind: ulysses}"], "layout.cp_kind ulysses (drawn as ring)"),
+        (["training.optimizer=muon"], "the optimizer muon (drawn as adam of all weights)"),
+        (
+            ["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"],
+            "all_gather (drawn as ring) and",
+        ),
+    ],
+)
+def test_other_context_parallelism_and_muon_are_left_out_with_their_memory(changes: list[str], words: str) -> None:
+    explored = Scenario.from_mapping(MAPPING, changes)
+    (warning,) = build_exploration_tables(explored).warnings
+    assert words in warning
+    assert format_bytes(max(timeline.peak for timeline in memory_timelines(explored))) in warning
+    assert drawn_scenario(scenario()) is scenario()
+
+
+def test_packed_documents_are_said_to_change_nothing_drawn() -> None:
+    packed = Scenario.from_mapping(MAPPING, ["training.documents={mean: 256, sigma: 1.0}"])
+    pages = [build_exploration_tables(explored) for explored in (scenario(), packed)]
+    assert any("Packed documents" in note for note in pages[1].notes)
+    assert pages[0].tables == pages[1].tables
+
+
+def test_layers_that_exchange_tokens_or_states_are_drawn_without_context_parallelism() -> None:
+    hybrid = {**MAPPING, "model": {"preset": "nemotron-h-8b", "layers": 8}}
+    exploration = build_exploration_tables(Scenario.from_mapping(hybrid))
+    assert exploration.choices["cp"] == (1,)
+    assert any("cp is offered with attention alone" in note for note in exploration.notes)
+    assert [one.name for one in exploration.models] == ["nemotron-h-8b"]
+
+
+@pytest.mark.parametrize(
+    ("model", "layout", "words"),
+    [
+        ("nemotron-h-8b", {"cp": 2, "dp": 4}, r"layout\.cp: 2 ranks share sequences of layers with Mamba 2"),
+        (
+            {"preset": "llama-tiny", "mixer": "moba", "moba": {"chunk_size": 64, "topk": 2}},
+            {"dp": 8},
+            "block attention",
+        ),
+    ],
+)
+def test_layers_whose_memory_or_traffic_has_no_table_are_refused(model: object, layout: object, words: str) -> None:
+    mapping = {**MAPPING, "model": model, "layout": layout}
+    with pytest.raises(InputError, match=words):
+        build_exploration_tables(Scenario.from_mapping(mapping))

@@ -27,6 +27,7 @@ from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.validation import dry_run
 from tests.planning.explorer_page import ZERO_STAGES, ExplorerPage
 from tests.planning.explorer_scenarios import (
+    MIXED_SCENARIOS,
     MOE_SCENARIOS,
     SAMPLE_COUNT,
     SCENARIOS,
@@ -40,10 +41,10 @@ from tests.small_pipeline import pipeline_scenario
 
 @pytest.fixture(
     scope="module",
-    params=[(name, False) for name in (*SCENARIOS, "adapters", *MOE_SCENARIOS)]
+    params=[(name, False) for name in (*SCENARIOS, "adapters", *MOE_SCENARIOS, *MIXED_SCENARIOS)]
     + [
         pytest.param(item, marks=pytest.mark.slow)
-        for item in (*product((*SCENARIOS, "adapters", *MOE_SCENARIOS), [True]), ("secondary", False))
+        for item in (*product((*SCENARIOS, "adapters", *MOE_SCENARIOS, *MIXED_SCENARIOS), [True]), ("secondary", False))
     ],
     ids=lambda param: f"{param[0]}, {'all' if param[1] else 'few'} choices",
 )
@@ -348,15 +349,6 @@ def test_buckets_of_full_model_chunks_match_the_ledger() -> None:
         rel=1e-9,
     )
     assert bucket_bytes[-1] > bucket_bytes[0]
-
-
-def test_layers_that_differ_in_memory_are_refused() -> None:
-    mapping = {
-        **SCENARIOS["odd"],
-        "model": {"preset": "llama-tiny", "stack": [{"layers": 1, "ffn": 704}, {"layers": 7}]},
-    }
-    with pytest.raises(InputError, match="the layers of llama-tiny differ in what they hold, and the explorer's page"):
-        build_exploration_tables(Scenario.from_mapping(mapping))
 
 
 @pytest.mark.parametrize(

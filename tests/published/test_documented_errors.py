@@ -8,6 +8,7 @@ import pytest
 
 from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, read_out_of_sample
 from calibrate.fit.prediction_interval import cross_validate, strata_table, with_groups
+from clustersim.uncertainty.memory_error import load_memory_error_model
 from clustersim.uncertainty.model_file import (
     DENSE_STEPS,
     LOW_PRECISION_MOE_STEPS,
@@ -68,6 +69,17 @@ def test_errors_of_kernels() -> None:
         VALIDATION_PAGE,
         f"**Kernels**, {statistics.n:,} measurements: {error} (median {median})",
         f"of grouped GEMMs {percent(grouped.mape)}",
+    )
+
+
+def test_headroom_of_searches() -> None:
+    model = load_memory_error_model()
+    headroom = {name: percent(model.default_headroom(name), 1) for name in ("megatron", "pytorch")}
+    covered = {family.name: percent(model.out_of_sample_coverage(family)) for family in model.families}
+    assert_states(
+        "docs/search.md",
+        f"{headroom['megatron']} for Megatron-LM, {headroom['pytorch']} for PyTorch",
+        f"the other sources ask for in {covered['megatron']} and {covered['pytorch']} of cases",
     )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from clustersim.interop.registry import EXPORTERS
 from clustersim.model.transformer import parameter_count
 from clustersim.planning.layouts import SearchSpace
 from clustersim.reliability import simulate_goodput
+from clustersim.reliability.link_cuts import LinkCuts
 from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import peak_memory_use
+from clustersim.results.outer_rounds import ReplicaOutages
 from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import OuterFormat
 from clustersim.simulation import simulate
@@ -184,6 +187,43 @@ def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
         assert all(low <= high for low, high in zip(fewer.utilizations, more.utilizations, strict=True))
 
 
+def test_choices_have_the_fewest_inner_steps_that_reach_the_utilization(folder: Path) -> None:
+    training = LocalTraining(scenario(folder))
+    choices = simulate_local_training(scenario(folder), utilization=0.9).choices
+    assert choices
+    for choice in choices:
+        settings = choice.settings
+        fewest = max(settings.overlap + 1, settings.fragments * max(settings.overlap, 1))
+        assert choice.rounds.utilization >= 0.9
+        assert training.rounds(settings).utilization == choice.rounds.utilization
+        if settings.inner_steps > fewest:
+            assert training.rounds(replace(settings, inner_steps=settings.inner_steps - 1)).utilization < 0.9
+    steps = [choice.settings.inner_steps for choice in choices]
+    assert steps == sorted(steps)
+    waited_for = {c.settings.outer_gradients: c.settings.inner_steps for c in choices if not c.settings.overlap}
+    # nothing overlaps: time for the exchange is a ninth of the inner steps, and in proportion to the format's bytes
+    assert waited_for[OuterFormat.FP32] > waited_for[OuterFormat.BF16] > waited_for[OuterFormat.INT8]
+
+
+def test_a_day_of_a_link_is_that_of_its_rounds(folder: Path) -> None:
+    choice = simulate_local_training(scenario(folder), utilization=0.9).choices[0]
+    rounds_a_day = 86_400.0 / choice.rounds.round_seconds
+    assert choice.bytes_per_day == pytest.approx(rounds_a_day * choice.rounds.payload)
+    assert choice.to_json()["inner_steps"] == choice.settings.inner_steps
+
+
+@pytest.mark.parametrize("utilization", [0.0, 1.0, -0.5])
+def test_utilizations_out_of_range_are_refused(folder: Path, utilization: float) -> None:
+    with pytest.raises(InputError, match="is not above 0 and below 1"):
+        simulate_local_training(scenario(folder), utilization=utilization)
+
+
+@pytest.mark.parametrize("text", ["0", "100%", "most", "1.5"])
+def test_utilizations_that_are_no_share_are_named(folder: Path, text: str) -> None:
+    with pytest.raises(InputError, match=f"--utilization {text}: is no share of the time; write such as"):
+        show_local_training(folder / "plan.yaml", [], Outputs(), utilization=text)
+
+
 def test_the_order_of_simulation_changes_nothing(folder: Path) -> None:
     assert simulate_local_training(scenario(folder)).to_json() == simulate_local_training(scenario(folder)).to_json()
 
@@ -256,6 +296,42 @@ def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: 
     assert 0.85 < first < 0.95
     assert outages.without_absent == pytest.approx((first + second) / 2)
     assert outages.waiting == pytest.approx(first * second, rel=0.02)
+
+
+CUT = "{any: null, cut: {rate: 2 per wan-week, failure_domain: site, detection: 1 min, repair: 6 h}}"
+
+
+def cut_outages(folder: Path, *overrides: str) -> ReplicaOutages:
+    plan = scenario(folder, f"reliability={{preset: rsc-2, spares: 0, failures: {CUT}}}", *overrides)
+    outages = simulate_local_training(plan, days=400.0, runs=10).outages
+    assert outages is not None
+    assert outages.replicas == pytest.approx((1.0, 1.0), abs=1e-3)  # no replica fails
+    return outages
+
+
+def test_frequent_exchanges_wait_for_the_whole_cut(folder: Path) -> None:
+    """Two cuts of 6 h a week; of two equal sites one goes on where rounds do not wait."""
+    outages = cut_outages(folder)
+    down = 2 * 6 / (7 * 24)
+    assert 1.0 - outages.waiting == pytest.approx(down, rel=0.15)
+    assert 1.0 - outages.without_absent == pytest.approx((1.0 - outages.waiting) / 2.0)
+
+
+def test_a_cut_between_exchanges_costs_nothing(folder: Path) -> None:
+    """With R hours between exchanges a cut of 6 h is waited for from its next one on: 36 / (2 R) hours on average."""
+    rounds = simulate_local_training(scenario(folder))
+    inner_steps = round(12 * 3600.0 / rounds.inner_step_time)
+    outages = cut_outages(folder, f"diloco.inner_steps={inner_steps}")
+    down = 2 * (6 * 6 / (2 * 12)) / (7 * 24)
+    assert 1.0 - outages.waiting == pytest.approx(down, rel=0.25)
+
+
+def test_a_ring_of_sites_survives_a_cut() -> None:
+    rounds = SimpleNamespace(sites=[SimpleNamespace(name=name, gpus=8) for name in "abc"])
+    cuts = LinkCuts(SimpleNamespace(), rounds, 0, 1.0)  # type: ignore[arg-type]
+    ring, chain = [(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]
+    assert [cuts._absent_sites(ring, cut) for cut in range(3)] == [frozenset()] * 3
+    assert [cuts._absent_sites(chain, cut) for cut in range(2)] == [{0}, {2}]
 
 
 @pytest.mark.parametrize("days", [0.0, -1.0, 1e6, float("nan")])

@@ -141,7 +141,7 @@ def test_suggestions_are_separate_from_warnings() -> None:
     result = override_result(simulate_pipeline("training.global_batch=10"), oom_suggestions=("tp 8 would fit",))
     warnings = result.scenario.warnings
     text = without_plotly(run_page(result))
-    assert "<h3>What would make it fit</h3><ul><li>tp 8 would fit</li></ul>" in text
+    assert "<h3>What would make it fit surely</h3><ul><li>tp 8 would fit</li></ul>" in text
     assert [warning for warning in warnings if f'<ul class="alerts"><li>{html.escape(warning)}' in text] == [*warnings][
         :1
     ]

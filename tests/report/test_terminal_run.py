@@ -117,4 +117,4 @@ def test_what_helps_is_printed_with_its_arguments_and_what_was_not_tried() -> No
     lines = [str(line) for line in what_helps_lines(WhatIfReport(10.0, 1.0, True, (graphs, illegal)))]
     assert "-10.0%  CUDA graphs" in lines[0] and "95%" in lines[0]
     assert lines[1].strip() == "--set framework.cuda_graphs=true"
-    assert "1 changes of settings tried" in lines[2] and lines[2].endswith("more chunks")
+    assert "1 change of settings tried" in lines[2] and lines[2].endswith("more chunks")

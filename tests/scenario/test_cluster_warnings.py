@@ -75,6 +75,7 @@ def test_mismatched_accelerator_names_matching_clusters(
         ["cluster.node.nvlink.bandwidth=112.5 GB/s"],  # a what-if study with a quarter of the bandwidth
         ["cluster.node.nvlink={bandwidth: 900 GB/s, generation: nvlink5}", "cluster.accelerator=b200-sxm-180gb"],
         ["cluster.node.nvlink.bandwidth=3600 Gbit/s"],  # 450 GB/s
+        ["cluster.node.pcie.bandwidth=64 GB/s"],  # 16 lanes of 32 GT/s, as printed
         ["cluster.node.nic.bandwidth=100 GB/s"],  # 800 Gbit/s
         ["cluster.node.nic.bandwidth=800 Gbit/s"],
         [
@@ -162,6 +163,19 @@ def test_nvlink_of_both_directions_warns_in_a_file_of_ones_own(tmp_path: Any, ma
     assert "450 GB/s per direction" in only_warning(mapping)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["cluster.node.pcie.bandwidth=128 GB/s"], ["63 GB/s per direction", "126 GB/s is both", "was 63 GB/s meant?"]),
+        (["cluster.name=dgx-a100", "cluster.node.pcie.bandwidth=64 GB/s"], ["31 GB/s per direction"]),
+    ],
+)
+def test_pcie_of_both_directions_warns(mapping: dict[str, Any], overrides: list[str], parts: list[str]) -> None:
+    warning = only_warning(mapping, *overrides)
+    assert warning.startswith("cluster.node.pcie.bandwidth: ")
+    assert all(part in warning for part in parts)
+
+
 def test_no_packaged_cluster_exceeds_its_generation() -> None:
     for name in data_files.list_names("clusters"):
         nvlink = data_files.read_mapping(data_files.find_file("clusters", name))["node"].get("nvlink")
@@ -177,12 +191,13 @@ def test_user_cluster_file_is_checked(tmp_path: Any, mapping: dict[str, Any]) ->
     path.write_text(yaml.safe_dump(content | {"accelerator": "a100-sxm-80gb"}))
     mapping["cluster"] = {"path": str(path), "gpus": 64}
     warnings = Scenario.from_mapping(mapping).warnings
-    assert len(warnings) == 2
+    assert len(warnings) == 3
     assert (
         "a100-sxm-80gb stands in mine and has the cluster's links, with nvlink4 links instead of nvlink3; "
         in warnings[0]
     )
     assert "was 400 Gbit/s meant?" in warnings[1]
+    assert "63 GB/s is more than the 31 GB/s per direction that a100-sxm-80gb has" in warnings[2]
 
 
 # 64 GPUs: 8 nodes, in one unit of dgx-h100 (32 nodes) and in four racks of llama3-roce (2 nodes), in one pod of both

@@ -1,5 +1,6 @@
 """Mixers of a scenario's model: patterns, alternation, groups of a stack; what follows for layouts and steps."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
 from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import parameter_count
 
 SIZES: dict[str, Any] = {"hidden": 512, "heads": 8, "ffn": 1024, "vocab": 2048}
 MAMBA = {"num_heads": 16, "head_dim": 64, "state_dim": 64, "num_groups": 4}
 DELTA = {"num_key_heads": 4, "num_value_heads": 8, "key_head_dim": 64, "value_head_dim": 64}
 KDA = {"num_heads": 8, "key_head_dim": 32, "value_head_dim": 64}
+MOBA = {"chunk_size": 256, "topk": 2}
 LINEAR = {
     **{"mamba": MAMBA, "gated_delta_net": DELTA, "kda": KDA, "lightning": {"num_heads": 8, "head_dim": 64}},
     "mamba1": {"channels": 1024, "step_rank": 32},
@@ -55,6 +58,44 @@ def test_a_pattern_gives_each_layer_its_mixer_or_its_mlp() -> None:
 def test_latent_attention_has_a_letter_of_its_own() -> None:
     mla = {"kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
     assert isinstance(_layers({"hybrid_layer_pattern": "+-", "mla": mla})[0].mixer, LatentAttention)
+
+
+def test_multi_token_prediction_layers_have_letters_behind_the_others() -> None:
+    """Attention before an MLP is a layer of both; they are wrapped as those of other models are."""
+    hybrid = _scenario({"hybrid_layer_pattern": "M-M*-/*-/*-", "mamba": MAMBA}).model
+    (mtp,) = hybrid.mtp_stack
+    assert (hybrid.layer_count, hybrid.mtp_layers, mtp.count) == (5, 2, 2)
+    assert isinstance(mtp.spec.mixer, FullAttention)
+    assert isinstance(mtp.spec.mlp, DenseMlp)
+    dense = _scenario({"layers": 4, "mtp_layers": 2}).model
+    added = [parameter_count(model) - parameter_count(replace(model, mtp_layers=0)) for model in (hybrid, dense)]
+    assert added[0] == added[1]
+
+
+def test_a_step_of_a_hybrid_with_mtp_layers_takes_what_these_do() -> None:
+    steps = [
+        simulate(
+            _scenario({"hybrid_layer_pattern": f"M-M*-{mtp}", "mamba": MAMBA}, layout={"pp": 2, "dp": 4})
+        ).step_time
+        for mtp in ("", "/*-", "/*-/*-")
+    ]
+    assert steps[0] < steps[1] < steps[2]
+
+
+def test_changes_of_all_layers_reach_multi_token_prediction_layers() -> None:
+    changed = {"preset": "qwen3-next-80b-a3b", "heads": 32, "mtp_layers": 1, "experts": {"count": 8, "top_k": 2}}
+    mapping = {"model": changed, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"dp": 8}}
+    model = Scenario.from_mapping({**mapping, "training": {"sequence": 1024, "global_batch": 8}}).model
+    (mtp,) = model.mtp_stack
+    assert mtp.spec.attention is not None
+    assert mtp.spec.moe is not None
+    assert (mtp.spec.attention.heads, mtp.spec.moe.experts) == (32, 8)
+
+
+def test_sparse_attention_has_a_letter_of_its_own() -> None:
+    mla = {"q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    specs = _layers({"hybrid_layer_pattern": "D-", "mla": mla, "dsa": {"index_topk": 256}})
+    assert isinstance(specs[0].mixer, DeepseekSparseAttention)
 
 
 def test_attention_in_every_nth_layer() -> None:
@@ -144,7 +185,16 @@ def test_steps_grow_linearly_with_the_sequence_where_no_layer_has_attention() ->
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"hybrid_layer_pattern": "M*X", "mamba": MAMBA}, "letter 'X' is no layer"),
     ({"hybrid_layer_pattern": "M*|M", "mamba": MAMBA}, "layout.layers_per_stage"),
-    ({"hybrid_layer_pattern": "M*-/M", "mamba": MAMBA}, "mtp_layers"),
+    ({"hybrid_layer_pattern": "M*-/MM", "mamba": MAMBA}, "/MM is no multi-token prediction layer"),
+    ({"hybrid_layer_pattern": "M*-/*-/M-", "mamba": MAMBA}, "/M- is no multi-token prediction layer"),
+    ({"hybrid_layer_pattern": "M*-/", "mamba": MAMBA}, "/ is no multi-token prediction layer"),
+    ({"hybrid_layer_pattern": "M*-", "mtp_layers": 1, "mamba": MAMBA}, "has 0 multi-token prediction layers"),
+    ({"hybrid_layer_pattern": "M*-/*-", "mtp_layers": 2, "mamba": MAMBA}, "but mtp_layers is 2"),
+    ({"hybrid_layer_pattern": "+-"}, "+ is multi-head latent attention; give mla"),
+    ({"hybrid_layer_pattern": "D-"}, "D is DeepSeek's sparse attention; give mla and dsa"),
+    ({"layers": 4, "mixer": "moba"}, "moba: is missing"),
+    ({"layers": 4, "mixer": "moba", "window": 64, "moba": MOBA}, "causal attention without a window"),
+    ({"layers": 4, "mixer": "moba", "attention_sinks": True, "moba": MOBA}, "moba has no attention_sinks"),
     ({"hybrid_layer_pattern": "M*-", "layers": 4, "mamba": MAMBA}, "has 3 layers, but layers is 4"),
     ({"hybrid_layer_pattern": "M*E", "mamba": MAMBA}, "give experts"),
     ({"hybrid_layer_pattern": "G*-"}, "gated_delta_net: is missing"),
@@ -193,3 +243,12 @@ def test_layouts_that_a_mixer_has_no_rule_for(kind: str, layout: dict[str, Any],
     with pytest.raises(InputError) as error:
         _scenario({"layers": 4, "mixer": kind, kind: LINEAR[kind]}, gpus, layout=layout)
     assert reason in str(error.value)
+
+
+def test_block_attention_runs_in_every_layout_and_pays_off_where_sequences_are_long() -> None:
+    model = {"layers": 4, "mixer": "moba", "moba": {"chunk_size": 2048, "topk": 2}}
+    for layout in ({"tp": 2, "dp": 4}, {"pp": 2, "dp": 4}, {"dp": 8, "data": "fsdp"}):
+        assert simulate(_scenario(model, layout=layout)).step_time > 0
+    long = {"sequence": 131072, "global_batch": 8}
+    times = [simulate(_scenario(one, training=long)).step_time for one in (model, {"layers": 4})]
+    assert times[0] < times[1]

@@ -43,7 +43,25 @@ OVERRIDES = st.fixed_dictionaries(
         "training.sequence": st.integers(512, 4096),
         "training.recompute": st.integers(1, 30).map(lambda layers: {"layers": layers}),
         "training.lora": st.integers(1, 70).map(lambda rank: {"rank": rank}),
-        "training.precision": st.sampled_from(["bf16", "fp8"]),
+        "training.precision": st.sampled_from(["bf16", "fp8", "fp8-blockwise", "mxfp8"]),
+        "layout.cp_kind": st.sampled_from(["ring", "ulysses", "two_dimensional", "hierarchical"]),
+        "layout.cp_inner": st.integers(1, 6),
+        "model.mtp_layers": st.integers(0, 2),
+        "model.head_dim": st.sampled_from([32, 64, 96]),
+        "steps": st.sampled_from([1, 1000, 100_000]),
+    },
+)
+MIXTURE_OVERRIDES = st.fixed_dictionaries(
+    {},
+    optional={
+        "model.experts.top_k": st.integers(1, 30),
+        "model.experts.num_groups": st.integers(1, 12),
+        "model.experts.group_topk": st.integers(1, 12),
+        "model.experts.shared": st.sampled_from([768, 770, 1536]),
+        "layout.dispatcher": st.sampled_from(["allgather", "alltoall", "deepep", "hybridep"]),
+        "layout.overlap_moe_expert_parallel_comm": st.booleans(),
+        "layout.moe_shared_expert_overlap": st.booleans(),
+        "layout.order": st.permutations(["tp", "cp", "pp", "dp"]),
     },
 )
 SUGGESTION = re.compile(r"; ([^;]*) fits$")
@@ -54,7 +72,9 @@ KEYS = {
     "ffn": "model.ffn", "global_batch": "training.global_batch", "sequence": "training.sequence",
     "precision": "training.precision", "targets": "training.lora.targets", "lora": "training.lora",
     "recompute": "training.recompute", "schedule": "schedule", "layers": "training.recompute.layers",
-    "rank": "training.lora.rank", "shard": "layout.data.hsdp.shard",
+    "rank": "training.lora.rank", "shard": "layout.data.hsdp.shard", "cp_inner": "layout.cp_inner",
+    "dispatcher": "layout.dispatcher", "order": "layout.order", "mtp_layers": "model.mtp_layers", "steps": "steps",
+    "top_k": "model.experts.top_k", "num_groups": "model.experts.num_groups", "group_topk": "model.experts.group_topk",
 }  # fmt: skip
 
 
@@ -84,11 +104,13 @@ def suggested_overrides(problem: str) -> list[list[str]]:
 
 
 @examples(60)
-@given(changes=OVERRIDES, moe=st.booleans())
-def test_every_suggested_value_repairs_its_problem(changes: dict[str, Any], moe: bool) -> None:
+@given(changes=OVERRIDES, mixture_changes=st.none() | MIXTURE_OVERRIDES)
+def test_every_suggested_value_repairs_its_problem(
+    changes: dict[str, Any], mixture_changes: dict[str, Any] | None
+) -> None:
     """Read with it, the scenario has no problem with that key, and none that it had not before, or that was hidden."""
-    mapping = MIXTURE if moe else DENSE
-    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    mapping = DENSE if mixture_changes is None else MIXTURE
+    overrides = [f"{key}={json.dumps(value)}" for key, value in (changes | (mixture_changes or {})).items()]
     problems = problems_of(mapping, overrides)
     known = {problem.partition(":")[0] for problem in problems}
     hides_others = known & {"layout", "schedule", "layout.pp"}

@@ -7,11 +7,15 @@ import pytest
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.common.synonyms import KEY_SYNONYMS, NAME_SYNONYMS, similar_preset
+from clustersim.common.synonyms import KEY_SYNONYMS, NAME_SYNONYMS, VALUE_SYNONYMS, similar_preset
 from clustersim.model.presets import PRESETS
+from clustersim.model.training import AttentionBackend
 from clustersim.scenario import Scenario
+from clustersim.scenario.config.data_parallel import DataParallelConfig
+from clustersim.scenario.config.training import RecomputeMode
 from clustersim.scenario.error_messages import LIST_OF_KEYS
 from clustersim.scenario.schema import dotted_keys
+from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,9 @@ from clustersim.scenario.schema import dotted_keys
         ("world_size=16", "cluster.gpus"),
         ("training.Seq-Length=4096", "training.sequence"),
         ("model={preset: llama3-8b, num_hidden_layers: 4}", "model.layers"),
+        ("cluster.nodes=2", "cluster.gpus, the GPUs of the job: nodes x GPUs per node"),
+        ("tensor_parallelism=8", "layout.tp"),
+        ("training.epochs=3", "economics.tokens"),
     ],
 )
 def test_keys_of_other_tools_name_the_key_here(refusal: Callable[..., str], override: str, meant: str) -> None:
@@ -43,6 +50,48 @@ def test_a_required_key_under_another_name_is_not_missing_besides(mapping: dict[
         Scenario.from_mapping(mapping)
     assert "training.gbs: unknown key; write training.global_batch" in str(caught.value)
     assert "missing" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override", ["training.learning_rate=1e-4", "lr=1e-4", "training.weight-decay=0.1"])
+def test_settings_without_effect_on_a_step_are_left_out(refusal: Callable[..., str], override: str) -> None:
+    assert refusal(override).endswith("unknown key; the time of a step does not depend on it, leave it out")
+
+
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("schedule=zero-bubble", "zb-1p"),
+        ("schedule=vpp", "interleaved"),
+        ("training.attention=flash_attention_2", "flash2"),
+        ("training.precision=float8", "fp8"),
+        ("training.recompute=checkpoint", "full"),
+        ("layout.data=deepspeed", "zero3"),
+        ("framework=torch", "pytorch"),
+        ("framework=megatron-lm", "megatron"),
+        ("framework=huggingface", "transformers"),
+        ("model=gpt-3", "gpt3-1.3b or gpt3-2.7b or gpt3-6.7b or gpt3-13b or gpt3-175b"),
+        ("model=deepseek", "deepseek-v2 or deepseek-v2-lite or deepseek-v3"),
+        ("optimizer=adam", "diloco.optimizer or training.optimizer"),
+    ],
+)
+def test_words_for_values_and_names_are_answered_with_what_is_meant(
+    refusal: Callable[..., str], override: str, meant: str
+) -> None:
+    """Megatron-LM had been answered with megatron-llama, torch with torchtitan or torchtune, gpt-3 with gpt2-xl."""
+    assert f"did you mean {meant}" in refusal(override)
+
+
+def test_a_switch_for_recomputation_is_answered_with_its_values(refusal: Callable[..., str]) -> None:
+    assert "write none, selective, full or {layers: 4}" in refusal("training.recompute=true")
+
+
+def test_words_for_values_are_of_values_that_exist() -> None:
+    values = {
+        *SCHEDULE_NAMES, *DataParallelConfig.shorthands, *(each.value for each in AttentionBackend),
+        *(each.value for each in RecomputeMode), *data_files.list_names("recipes"), "bf16", "fp16",
+    }  # fmt: skip
+    assert set(VALUE_SYNONYMS.values()) <= values
+    assert not set(VALUE_SYNONYMS) & values
 
 
 def test_every_synonym_stands_for_a_key_that_exists() -> None:

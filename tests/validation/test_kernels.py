@@ -11,7 +11,14 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import MatmulLayout
 from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.error_statistics import summarize_comparisons
-from clustersim.validation.kernels import case_attention, compare_kernels, measured_seconds, read_kernels, timed_matmul
+from clustersim.validation.kernels import (
+    case_attention,
+    compare_kernels,
+    measured_seconds,
+    read_kernels,
+    timed_kernels,
+    timed_matmul,
+)
 from tests.validation.csv_tables import write_table
 
 GEMM = {
@@ -171,3 +178,18 @@ def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in GEMM.items() if key not in ("k", "dtype")})
     with pytest.raises(InputError, match="missing columns k, dtype"):
         read_kernels(path)
+
+
+def test_backward_of_a_matmul_is_the_gradients_of_both_operands(tmp_path: Path) -> None:
+    """Gradients dX [m, k] = dC [m, n] W [n, k] and dW [n, k] = dC^T [n, m] X [m, k]: 4mnk FLOP, operands read twice."""
+    sizes = {"m": "4096", "n": "2048", "k": "1024"}
+    row = GEMM | sizes | {"direction": "bwd", "layout": "", "time_us": "", "tflops": "500", "flop_convention": "4mnk"}
+    (case,) = read_kernels(write_table(tmp_path / "t.csv", row))
+    input_gradient, weight_gradient = timed_kernels(case)
+    m, n, k = 4096, 2048, 1024
+    shapes = [(kernel.shape.m, kernel.shape.n, kernel.shape.k) for kernel in (input_gradient, weight_gradient)]  # type: ignore[union-attr]
+    assert shapes == [(m, k, n), (k, n, m)]
+    assert input_gradient.flops + weight_gradient.flops == 4 * m * n * k
+    assert input_gradient.bytes == weight_gradient.bytes == 2 * (m * n + n * k + m * k)
+    (comparison,) = compare_kernels([case])
+    assert comparison.measured == pytest.approx(4 * m * n * k / 500e12)

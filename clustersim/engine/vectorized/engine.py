@@ -16,6 +16,7 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
+from clustersim.engine.task_progress import TaskProgress
 from clustersim.engine.vectorized.group_sync import GroupSync
 from clustersim.engine.vectorized.rank_batch import RankBatch, ReadyTimes
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
@@ -69,6 +70,11 @@ class VectorizedEngine:
         self._waiting: set[tuple[int, int]] = set()
         self._receive_tasks = [_find_receive_tasks(batch) for batch in self._batches]
         self._targets: dict[tuple[int, str], tuple[int, IntArray]] = {}
+
+    @property
+    def progress(self) -> TaskProgress:
+        """The progress of the batches."""
+        return TaskProgress(tuple(batch.done for batch in self._batches))
 
     def simulate_all(self) -> Trace | None:
         """Run all tasks; None where batches wait for each other in a cycle."""

@@ -18,10 +18,12 @@ from tree_sitter import Node
 
 from clustersim.common.errors import InputError
 from clustersim.common.files import read_first_text
+from clustersim.interop.shell.batch import batch_environment, batch_header, options_of
 from clustersim.interop.shell.conditions import ConditionEvaluator
 from clustersim.interop.shell.expansion import MAX_TEXT, Expander
 from clustersim.interop.shell.merging import merge_states
 from clustersim.interop.shell.patterns import matches_pattern
+from clustersim.interop.shell.placeholders import with_placeholders_as_holes
 from clustersim.interop.shell.pure_commands import quiet_pattern, run_pure
 from clustersim.interop.shell.scanning import raw_words, single_quoted_positions
 from clustersim.interop.shell.state import ShellState, Value, Variant
@@ -33,7 +35,10 @@ _MAX_SECONDS: Final = 5.0
 """Time to evaluate a script; launch scripts take a tenth of a second."""
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
+NO_VARIABLES: Final[Mapping[str, str]] = {}
+_BATCH: Final = "sbatch"
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+_SCRIPTS: Final = (".sh", ".bash", ".slurm", ".sbatch")
 _READERS: Final = ("cat", "sed", "head", "tail", "wc", "cut")
 """Commands whose last word may be a file that they read."""
 _WRAPPERS: Final = (
@@ -79,18 +84,50 @@ class _Return(Exception):  # noqa: N818 - a jump, not an error
     pass
 
 
+class _Returned(_Return):
+    """Both branches of a condition that is not known returned."""
+
+
+class _Ended(Exception):  # noqa: N818 - a jump, not an error
+    """Both branches of a condition that is not known left the iteration of their loop."""
+
+
 class _Loop(Exception):  # noqa: N818 - a jump, not an error
     def __init__(self, *, leaves: bool, levels: int) -> None:
         super().__init__()
         self.leaves, self.levels = leaves, levels
 
 
+@dataclass(frozen=True, slots=True)
+class _EarlyEnd:
+    """The state in which branches that may be taken left a loop or a function, and the outcomes that lead there.
+
+    status: of the last command before, which is the function's; assumed: all that holds there, guards included.
+    """
+
+    guards: tuple[tuple[Decision, int], ...]
+    state: ShellState
+    status: Truth
+    assumed: Mapping[int, int]
+
+
 @dataclass
 class _Frame:
-    """A function call: values that its local variables hide, and states in which it returned early."""
+    """A function call: what was assumed before it, what its local variables hide, and early returns."""
 
+    assumed: dict[int, int]
     hidden: dict[str, Value] = field(default_factory=dict)
-    returned: list[tuple[Decision, int, ShellState]] = field(default_factory=list)
+    returned: list["_EarlyEnd"] = field(default_factory=list)
+
+
+@dataclass
+class _LoopFrame:
+    """A loop: what was assumed before it, how branches left it, or an iteration of it, and whether it may go on."""
+
+    assumed: dict[int, int]
+    goes_on: bool = True
+    left: list[_EarlyEnd] = field(default_factory=list)
+    continued: list[_EarlyEnd] = field(default_factory=list)
 
 
 def run_script(
@@ -115,8 +152,8 @@ def run_script(
         state.has_arguments = True
     interpreter = _Interpreter(run, state, source, directory)
     try:
-        interpreter.run_text(text)
-    except (_Exit, _Return, _Loop):
+        interpreter.run_file(text)
+    except (_Exit, _Return, _Loop, _Ended):
         pass
     except RecursionError:
         raise InputError(f"{source}: is nested too deeply to be evaluated") from None
@@ -138,10 +175,17 @@ class _Interpreter:
         self._depth = 0
         self._line_offset: int | None = None
         self._frames: list[_Frame] = []
+        self._loops: list[_LoopFrame] = []
         self._launcher: tuple[str, ...] = ()
         self._sink: list[str] | None = None
         self._stdin: str | None = None
         self._status: Truth = True
+
+    def run_file(self, text: str) -> None:
+        """Evaluate the statements of a file, in which values may be left to be filled in."""
+        visible, names = _with_variables(with_placeholders_as_holes(text, self._unknowns))
+        self._state.variables.update(names)
+        self.run_text(visible)
 
     def run_text(self, text: str) -> None:
         """Evaluate all statements of a text."""
@@ -198,8 +242,9 @@ class _Interpreter:
             return self._arithmetic_truth(text[2:-2])
         return self._statements(node.named_children)
 
-    def _statements(self, nodes: Sequence[Node]) -> Truth:
-        self._status = True
+    def _statements(self, nodes: Sequence[Node], status: Truth = True) -> Truth:
+        """The status of the last of some statements; status: of what ran before them."""
+        self._status = status
         self._block(nodes)
         return self._status
 
@@ -226,7 +271,12 @@ class _Interpreter:
         truth = status if operator == "&&" else negate(status)
         if operator not in ("&&", "||"):
             return self._statement(right)
-        return self._branch(truth, lambda: self._statement(right), lambda: operator == "||")
+
+        def right_side() -> Truth:
+            self._status = operator == "&&"
+            return self._statement(right)
+
+        return self._branch(truth, right_side, lambda: operator == "||")
 
     def _negated(self, node: Node) -> Truth:
         return negate(self._statement(node.named_children[0]))
@@ -283,7 +333,7 @@ class _Interpreter:
             return True
         condition, body = clauses[0]
         if not condition:
-            return self._statements(body)
+            return self._statements(body, False)
         self._depth += 1
         if self._depth > _MAX_DEPTH * 2:
             raise InputError(f"{self._source}: line {self._expander.line}: has too many branches")
@@ -316,39 +366,56 @@ class _Interpreter:
         before = self._state.copy()
         ends: list[ShellState | None] = []
         statuses: list[Truth] = []
+        jumps: list[Exception] = []
         for outcome in (0, 1):
             self._state.restore(before.copy())
             with self._unknowns.assuming({decision.number: outcome}):
-                end, status = self._end_of(decision, outcome, truth.outcomes[outcome], then, otherwise)
-                ends.append(end)
-                statuses.append(status)
+                try:
+                    statuses.append(self._branch(truth.outcomes[outcome], then, otherwise))
+                    ends.append(self._state.copy())
+                except (_Exit, _Return, _Loop, _Ended) as jump:
+                    self._note_jump(decision, jump)
+                    jumps.append(jump)
+                    statuses.append(False)
+                    ends.append(None)
+        if len(jumps) == len(ends):
+            raise self._joint_jump(jumps)
         self._merge(decision, ends[0], ends[1])
         if ends[0] is None or ends[1] is None:
             return statuses[1 if ends[0] is None else 0]
         return statuses[0] if statuses[0] == statuses[1] else Undecided(decision, (statuses[0], statuses[1]))
 
-    def _end_of(
-        self, decision: Decision, outcome: int, truth: Truth, then: Callable[[], Truth], otherwise: Callable[[], Truth]
-    ) -> tuple[ShellState | None, Truth]:
-        """The state and the status at the end of a branch; no state: the script, or the function, ends in it."""
-        try:
-            status = self._branch(truth, then, otherwise)
-        except _Exit:
-            return None, False
-        except _Return:
-            if self._frames:
-                self._frames[-1].returned.append((decision, outcome, self._state.copy()))
-            return None, False
-        except _Loop:
-            raise InputError(
-                f"{self._source}: line {decision.line}: whether a loop ends is not known: {decision.condition}"
-                + definition_hint(decision.names)
-            ) from None
-        return self._state.copy(), status
+    def _note_jump(self, decision: Decision, jump: Exception) -> None:
+        """Keep the state in which a branch leaves its function or its loop; a script that it ends has none."""
+        if isinstance(jump, _Return) and self._frames:
+            self._frames[-1].returned.append(self._early_end(self._frames[-1].assumed))
+        if isinstance(jump, _Loop):
+            if not self._loops or jump.levels > 1:
+                raise InputError(
+                    f"{self._source}: line {decision.line}: whether a loop ends is not known: {decision.condition}"
+                    + definition_hint(decision.names)
+                ) from None
+            frame = self._loops[-1]
+            (frame.left if jump.leaves else frame.continued).append(self._early_end(frame.assumed))
+
+    def _early_end(self, assumed_before: Mapping[int, int]) -> _EarlyEnd:
+        """The present state, where what is assumed now but was not before holds."""
+        assumed = self._unknowns.assumed
+        guards = [
+            (decision, assumed[decision.number])
+            for decision in self._unknowns.decisions
+            if decision.number in assumed and decision.number not in assumed_before
+        ]
+        return _EarlyEnd(tuple(guards), self._state.copy(), self._status, assumed)
+
+    @staticmethod
+    def _joint_jump(jumps: Sequence[Exception]) -> Exception:
+        """The jump where both branches have one: out of the loop or the function that either leaves, else the end."""
+        if any(isinstance(jump, _Loop | _Ended) for jump in jumps):
+            return _Ended()
+        return _Returned() if any(isinstance(jump, _Return) for jump in jumps) else _Exit()
 
     def _merge(self, decision: Decision, first: ShellState | None, second: ShellState | None) -> None:
-        if first is None and second is None:
-            raise _Exit
         if first is None or second is None:
             self._state.restore((first or second).copy())  # type: ignore[union-attr]
             self._unknowns.assumed = {**self._unknowns.assumed, decision.number: 1 if first is None else 0}
@@ -387,10 +454,11 @@ class _Interpreter:
         shell_words = [word for text in texts for word in self._expander.shell_words(text)]
 
         def run(known_words: Sequence[str]) -> Truth:
-            for word in self._iterations(known_words):
-                self._state.assign(variable, word)
-                if not self._iteration(body):
-                    break
+            with self._loop():
+                for word in self._iterations(known_words):
+                    self._state.assign(variable, word)
+                    if not self._iteration(body):
+                        break
             return True
 
         return self._for_each_outcome(shell_words, run)
@@ -409,15 +477,46 @@ class _Interpreter:
             raise InputError(f"{self._source}: line {self._expander.line}: a loop over {len(shell_words):,} words")
         return shell_words
 
+    @contextmanager
+    def _loop(self) -> Iterator[None]:
+        """A loop inside, at whose end the states are joined in which branches that may be taken left it."""
+        frame = _LoopFrame(self._unknowns.assumed)
+        self._loops.append(frame)
+        try:
+            yield
+        finally:
+            self._loops.pop()
+        self._join(frame.left, is_open=frame.goes_on)
+
+    def _join(self, ends: Sequence[_EarlyEnd], *, is_open: bool) -> None:
+        """Join states of early ends with the present one, the last first. is_open: whether that is reached, too."""
+        for end in reversed(ends):
+            here, joined = self._state.copy(), end.state
+            for decision, outcome in reversed(end.guards):
+                pair = (joined, here) if outcome == 0 else (here, joined)
+                joined = merge_states(self._unknowns, decision, *pair)
+            self._state.restore(joined.copy())
+        if ends:
+            self._unknowns.assumed = _shared(
+                [end.assumed for end in ends] + ([self._unknowns.assumed] if is_open else [])
+            )
+
     def _iteration(self, body: Node) -> bool:
         """Evaluate the body of a loop; False: the loop ends."""
+        frame = self._loops[-1]
+        frame.continued = []
+        is_open = goes_on = True
         try:
             self._statements(body.named_children)
+        except _Ended:
+            is_open, goes_on = False, bool(frame.continued)
+            frame.goes_on = goes_on
         except _Loop as jump:
             if jump.levels > 1:
                 raise _Loop(leaves=jump.leaves, levels=jump.levels - 1) from None
-            return not jump.leaves
-        return True
+            goes_on = not jump.leaves
+        self._join(frame.continued, is_open=is_open)
+        return goes_on
 
     def _c_for(self, node: Node) -> Truth:
         header = node_text(node)
@@ -426,12 +525,13 @@ class _Interpreter:
         initial, condition, update = [*header.split(";"), "", ""][:3]
         body = node.children_by_field_name("body")[0]
         self._expander.arithmetic(initial)
-        for _ in range(_MAX_ITERATIONS):
-            if condition.strip() and self._arithmetic_truth(condition) is not True:
-                break
-            if not self._iteration(body):
-                break
-            self._expander.arithmetic(update)
+        with self._loop():
+            for _ in range(_MAX_ITERATIONS):
+                if condition.strip() and self._arithmetic_truth(condition) is not True:
+                    break
+                if not self._iteration(body):
+                    break
+                self._expander.arithmetic(update)
         return True
 
     def _while(self, node: Node) -> Truth:
@@ -439,11 +539,12 @@ class _Interpreter:
         body = node.children_by_field_name("body")[0]
         condition = [child for child in node.children[1:] if child.type != "do_group"]
         expected = node.children[0].type == "while"
-        for _ in range(_MAX_ITERATIONS):
-            if self._condition(condition) is not expected:
-                return True
-            if not self._iteration(body):
-                return True
+        with self._loop():
+            for _ in range(_MAX_ITERATIONS):
+                if self._condition(condition) is not expected:
+                    return True
+                if not self._iteration(body):
+                    return True
         raise InputError(f"{self._source}: line {self._line(first_line(node))}: a loop does not end")
 
     def _function(self, node: Node) -> Truth:
@@ -679,16 +780,16 @@ class _Interpreter:
                 self._assign(name, index, value, appends=appends)
             return True
         hidden = {name: self._state.variables.get(name) for name, *_ in assigned}
-        exported = set(self._state.exported)
+        added = {*hidden} - self._state.exported
         for name, index, appends, value in assigned:
             self._assign(name, index, value, appends=appends)
-            self._state.exported.add(name)
+        self._state.exported |= added
         try:
             return self._called(shell_words, line)
         finally:
             for name, old in hidden.items():
                 self._state.variables[name] = old
-            self._state.exported = exported
+            self._state.exported -= added
 
     def _called(self, shell_words: list[str], line: int) -> Truth:
         name = shell_words[0]
@@ -784,17 +885,23 @@ class _Interpreter:
                 return self._shell(shell_words[:index], shell_words[index + 1 :])
             if re.search(r"\.py\b", word) and re.search(r"\s", word):
                 return self._nested_text(shell_words[:index], word, ())
-            if index and word.endswith((".sh", ".bash")) and posixpath.basename(shell_words[0]) in _WRAPPERS:
+            if index and word.endswith(_SCRIPTS) and posixpath.basename(shell_words[0]) in _WRAPPERS:
                 text = self._read(word)
-                return (
-                    None
-                    if text is None
-                    else self._nested_text(shell_words[:index], text, tuple(shell_words[index + 1 :]), word)
-                )
-        if shell_words[0].endswith((".sh", ".bash")):
+                return None if text is None else self._wrapped(shell_words, index, text)
+        if shell_words[0].endswith(_SCRIPTS):
             text = self._read(shell_words[0])
             return None if text is None else self._nested_text([], text, tuple(shell_words[1:]), shell_words[0])
         return None
+
+    def _wrapped(self, shell_words: Sequence[str], index: int, text: str) -> Truth:
+        """Run the script at an index of a command; a batch script has the options of its header."""
+        launcher, variables = shell_words[:index], dict[str, str]()
+        if posixpath.basename(shell_words[0]) == _BATCH:
+            options = {**batch_header(text), **dict(options_of(shell_words[1:index]))}
+            launcher = [_BATCH, *(f"--{name}={value}" for name, value in options.items())]
+            variables = batch_environment(options)
+        arguments = tuple(shell_words[index + 1 :])
+        return self._nested_text(launcher, text, arguments, shell_words[index], variables)
 
     def _shell(self, launcher: Sequence[str], shell_words: Sequence[str]) -> Truth | None:
         rest = list(shell_words)
@@ -810,8 +917,15 @@ class _Interpreter:
             return None
         return self._nested_text(launcher, text, tuple(rest[1:]), rest[0] if rest else "")
 
-    def _nested_text(self, launcher: Sequence[str], text: str, arguments: tuple[str, ...], name: str = "") -> Truth:
-        """Run text in a shell of its own, which has the exported variables."""
+    def _nested_text(
+        self,
+        launcher: Sequence[str],
+        text: str,
+        arguments: tuple[str, ...],
+        name: str = "",
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> Truth:
+        """Run text in a shell of its own, which has the exported variables and those that its launcher sets."""
         saved, source = self._launcher, self._source
         self._launcher = (*saved, *launcher)
         try:
@@ -819,6 +933,8 @@ class _Interpreter:
                 self._state.variables = {
                     key: value for key, value in self._state.variables.items() if key in self._state.exported
                 }
+                self._state.variables |= variables
+                self._state.exported |= {*variables}
                 self._state.functions = {}
                 self._state.positional, self._state.has_arguments = arguments, True
                 self._state.is_called = True
@@ -837,15 +953,7 @@ class _Interpreter:
             raise InputError(f"{self._source}: line {self._expander.line}: scripts call each other too deeply")
         offset = self._line_offset
         self._line_offset = self._expander.line
-        names: dict[str, str] = {}
-        quoted = set(single_quoted_positions(text)) if "\0" in text else set()
-
-        def named(match: re.Match[str]) -> str:
-            name = f"_hole_{match[1]}"
-            names[name] = match[0]
-            return f"'\"${{{name}}}\"'" if match.start() in quoted else f"${{{name}}}"
-
-        visible = re.sub("\0(\\d+)\\*?\0", named, text)
+        visible, names = _with_variables(with_placeholders_as_holes(text, self._unknowns))
         self._state.variables.update(names)
         try:
             self.run_text(visible)
@@ -861,32 +969,34 @@ class _Interpreter:
         saved_offset, self._line_offset = self._line_offset, offset
         self._state.positional, self._state.has_arguments = tuple(arguments), True
         self._state.is_called, self._state.shifted = True, 0
-        self._frames.append(_Frame())
-        assumed = self._unknowns.assumed
+        self._frames.append(_Frame(self._unknowns.assumed))
+        loops, self._loops = self._loops, []
         try:
-            status = self._function_body(node)
+            status, is_open = self._function_body(node)
         finally:
-            frame = self._frames.pop()
+            frame, self._loops = self._frames.pop(), loops
             self._line_offset = saved_offset
-        self._leave(frame, assumed)
+        status = self._leave(frame, status, is_open=is_open)
         self._state.positional, self._state.has_arguments, self._state.is_called, self._state.shifted = saved
         return status
 
-    def _function_body(self, node: Node) -> Truth:
+    def _function_body(self, node: Node) -> tuple[Truth, bool]:
+        """The status of a function's body, and whether its end is reached beside its early returns."""
         try:
-            return self._statement(node.children_by_field_name("body")[0])
+            return self._statement(node.children_by_field_name("body")[0]), True
+        except _Returned:
+            return self._status, False
         except _Return:
-            return self._status
+            return self._status, True
 
-    def _leave(self, frame: _Frame, assumed: dict[int, int]) -> None:
-        """Join the states of early returns, and show what local variables hid."""
-        for decision, outcome, state in reversed(frame.returned):
-            here = self._state.copy()
-            self._merge(decision, *((state, here) if outcome == 0 else (here, state)))
-        if frame.returned:
-            self._unknowns.assumed = assumed
+    def _leave(self, frame: _Frame, status: Truth, *, is_open: bool) -> Truth:
+        """Join the states and the statuses of early returns, and show what local variables hid."""
+        self._join(frame.returned, is_open=is_open)
+        for end in reversed(frame.returned):
+            status = _status_after(end, status)
         for name, value in frame.hidden.items():
             self._state.variables[name] = value
+        return status
 
     @contextmanager
     def _own_state(self) -> Iterator[None]:
@@ -1128,6 +1238,35 @@ class _Interpreter:
         "pwd": _pwd,
         "read": _read_variables,
     }  # fmt: skip
+
+
+def _status_after(end: _EarlyEnd, status: Truth) -> Truth:
+    """A function's status, of an early return where its outcomes hold."""
+    joined = end.status
+    for decision, outcome in reversed(end.guards):
+        first, second = (joined, status) if outcome == 0 else (status, joined)
+        joined = first if first == second else Undecided(decision, (first, second))
+    return joined
+
+
+def _shared(paths: Sequence[Mapping[int, int]]) -> dict[int, int]:
+    """What is assumed on all paths."""
+    return {
+        number: outcome for number, outcome in paths[0].items() if all(path.get(number) == outcome for path in paths)
+    }
+
+
+def _with_variables(text: str) -> tuple[str, dict[str, str]]:
+    """A text with its holes as expansions of variables, and the values of these."""
+    names: dict[str, str] = {}
+    quoted = set(single_quoted_positions(text)) if "\0" in text else set()
+
+    def named(match: re.Match[str]) -> str:
+        name = f"_hole_{match[1]}"
+        names[name] = match[0]
+        return f"'\"${{{name}}}\"'" if match.start() in quoted else f"${{{name}}}"
+
+    return re.sub("\0(\\d+)\\*?\0", named, text), names
 
 
 def _without_quotes(text: str) -> str:

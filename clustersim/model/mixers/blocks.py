@@ -7,7 +7,6 @@ Context parallelism either exchanges tokens for heads, so that a rank mixes all 
 
 from dataclasses import dataclass, replace
 
-from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
 from clustersim.model.kernels import MemoryBoundShape
 from clustersim.model.linear import LinearLayer
@@ -138,8 +137,3 @@ def pass_operator(
     """A memory-bound operator between the projections of a mixer."""
     operator = memory_bound_operator(ParallelRegion.SHARDED, name, shard.rank.dtype, spec, (shape,))
     return replace(operator, parameter_count=parameter_count)
-
-
-def with_extra_saved(operator: Operator, saved_bytes: Bytes) -> Operator:
-    """An operator that saves more."""
-    return replace(operator, saved_bytes=operator.saved_bytes + saved_bytes)

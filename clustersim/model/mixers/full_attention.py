@@ -7,8 +7,8 @@ keys and rotary positions are between the projection and the core (`model.attent
 from dataclasses import dataclass, replace
 
 from clustersim.model import memory_bound
-from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.attention_context import context_operators
+from clustersim.model.attention import AttentionCore
+from clustersim.model.attention_context import core_operators
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.kernels import AttentionShape
 from clustersim.model.linear import LinearLayer
@@ -60,12 +60,26 @@ class _LocalHeads:
 
 def full_attention_operators(rank: RankContext, attention: FullAttention, *, after_norm: bool) -> list[Operator]:
     """The operators between the norm and the residual add; after_norm: the norm is fused into the first one."""
-    model, shard, local = rank.model, rank.shard, _LocalHeads(attention, rank.shard.tp)
+    return [
+        *operators_before_core(rank, attention, after_norm=after_norm),
+        *_core_operators(rank, _LocalHeads(attention, rank.shard.tp)),
+        *operators_after_core(rank, attention),
+    ]
+
+
+def operators_before_core(rank: RankContext, attention: FullAttention, *, after_norm: bool) -> list[Operator]:
+    """Queries, keys and values, their norms and positions."""
+    local = _LocalHeads(attention, rank.shard.tp)
     operators = [_qkv_operator(rank, local, after_norm=after_norm)]
-    if local.attention.qk_norm is not None:
-        operators.append(_qk_norm_operator(rank, local, local.attention.qk_norm))
-    if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
+    if attention.qk_norm is not None:
+        operators.append(_qk_norm_operator(rank, local, attention.qk_norm))
+    if rank.model.positions is PositionEncoding.ROTARY and attention.rotary_percent > 0:
         operators.append(_rotary_operator(rank, local))
+    return operators
+
+
+def _core_operators(rank: RankContext, local: _LocalHeads) -> tuple[Operator, ...]:
+    shard = rank.shard
     shape = AttentionShape(
         *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(local.heads), shard.core_heads(local.kv_heads)),
         local.head_dim,
@@ -75,28 +89,26 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         packed=shard.packed_keys(local.window(shard.keys)),
     )
     core = AttentionCore(
-        *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
+        *(shape, rank.dtype, rank.model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
         *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
         rank.training.recipe.attention,
     )
     kv_elements = shard.tokens * 2 * local.kv_width
-    operators += context_operators(shard, attention_operators(core, rank.training.attention), shape, kv_elements)
-    if local.attention.attention_output_gate:
-        operators.append(_output_gate_operator(rank, local))
-    bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    projections = ((Projection.O, model.hidden),)
+    return core_operators(rank, core, kv_elements)
+
+
+def operators_after_core(rank: RankContext, attention: FullAttention) -> list[Operator]:
+    """The output gate, if there is one, and the output projection."""
+    model, shard, local = rank.model, rank.shard, _LocalHeads(attention, rank.shard.tp)
+    gate = [_output_gate_operator(rank, local)] if attention.attention_output_gate else []
     out = LinearLayer(
-        "attention.out",
-        shard.tokens,
-        local.query_width,
-        model.hidden,
-        rank.matmul_formats,
-        bias_tokens,
-        projections,
-        True,
+        *("attention.out", shard.tokens, local.query_width, model.hidden, rank.matmul_formats),
+        bias_tokens=shard.residual_tokens if model.linear_bias else 0,
+        projections=((Projection.O, model.hidden),),
+        row_parallel=True,
     )
     operator = linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width))
-    return [*operators, recompute_alternate(rank, operator, replace(out, bias_tokens=0))]
+    return [*gate, recompute_alternate(rank, operator, replace(out, bias_tokens=0))]
 
 
 def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:

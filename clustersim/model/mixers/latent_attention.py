@@ -16,8 +16,8 @@ section 2.1; arXiv:2412.19437, section 2.1.1.
 
 from dataclasses import replace
 
-from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.attention_context import context_operators
+from clustersim.model.attention import AttentionCore
+from clustersim.model.attention_context import core_operators
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import LinearLayer
@@ -41,14 +41,14 @@ def latent_attention_operators(
 ) -> list[Operator]:
     """The operators of MLA between its norm, which is never fused into them, and the residual add."""
     return [
-        *_latent_operators(rank, attention),
-        *_head_operators(rank, attention),
-        *_core_operators(rank, attention),
-        _output_operator(rank, attention),
+        *latent_vector_operators(rank, attention),
+        *head_operators(rank, attention),
+        *latent_core_operators(rank, attention),
+        output_operator(rank, attention),
     ]
 
 
-def _latent_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
+def latent_vector_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """Down projections and norms of the latent vectors: of queries, if they have one, and of keys and values."""
     kv_down = _down_projection(rank, "attention.kv_down", attention.kv_lora_rank + attention.qk_rope_head_dim)
     shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # the query projection saves it, too
@@ -66,12 +66,12 @@ def _latent_operators(rank: RankContext, attention: LatentAttention) -> list[Ope
     return [queries, _latent_norm(rank, "attention.query_norm", attention.q_lora_rank), *keys_values]
 
 
-def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
+def head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
-    queries = _query_operator(rank, attention)
+    queries = query_operator(rank, attention)
     keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.up_width // tp)
-    full_bytes = _full_bytes(
+    entering_bytes = full_bytes(
         rank, attention.kv_lora_rank + attention.qk_rope_head_dim
     )  # the rotary key enters the region, too
     saved_bytes = (
@@ -81,10 +81,10 @@ def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Opera
         * rank.dtype.bytes
     )
     rotary = replace(_rotary_operator(rank, attention), saved_bytes=float(saved_bytes))
-    return [queries, replace(keys_values, region_input=RegionInput.OTHER, region_input_bytes=full_bytes), rotary]
+    return [queries, replace(keys_values, region_input=RegionInput.OTHER, region_input_bytes=entering_bytes), rotary]
 
 
-def _query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
+def query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     """Query projection of this rank's heads, from their latent vector or directly from the layer input."""
     name, width = "attention.query_up", attention.query_width // rank.shard.tp
     if attention.q_lora_rank is not None:
@@ -129,7 +129,8 @@ def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     )
 
 
-def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
+def latent_core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
+    """Attention of this rank's heads to all keys."""
     shard, heads = rank.shard, attention.heads // rank.shard.tp
     shape = AttentionShape(
         *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(heads), shard.core_heads(heads)),
@@ -146,10 +147,11 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
         low_precision=training.recipe.attention,
     )
     kv_elements = shard.tokens * attention.kv_width(shard.tp)
-    return context_operators(shard, attention_operators(core, training.attention), shape, kv_elements)
+    return core_operators(rank, core, kv_elements)
 
 
-def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:
+def output_operator(rank: RankContext, attention: LatentAttention) -> Operator:
+    """The row-parallel projection of this rank's heads back to the residual stream."""
     tokens, width = rank.shard.tokens, attention.heads * attention.v_head_dim // rank.shard.tp
     out = LinearLayer("attention.out", tokens, width, rank.model.hidden, rank.matmul_formats, row_parallel=True)
     return linear_operator(rank, out, rank.saved_input_bytes(tokens * width))
@@ -172,7 +174,7 @@ def _up_projection(rank: RankContext, name: str, inputs: int, outputs: int) -> O
     return replace(
         operator,
         linear=None,
-        region_input_bytes=_full_bytes(rank, inputs),
+        region_input_bytes=full_bytes(rank, inputs),
         memberships=(ModuleMembership(RecomputeModule.MLA_UP_PROJECTION, module_input_bytes),),
     )
 
@@ -200,6 +202,6 @@ def _saved_input_bytes(rank: RankContext) -> float:
     return float(rank.saved_input_bytes(rank.residual_elements))
 
 
-def _full_bytes(rank: RankContext, width: int) -> float:
+def full_bytes(rank: RankContext, width: int) -> float:
     """Bytes of all tokens' rows of `width` elements, not split over tensor-parallel ranks."""
     return float(rank.shard.tokens * width * rank.dtype.bytes)

@@ -6,9 +6,12 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.block_attention_spec import BlockAttention
 from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.mixer import Mixer
+from clustersim.model.mixers.block_attention import block_attention_operators
 from clustersim.model.mixers.cross_attention import cross_attention_operators
+from clustersim.model.mixers.deepseek_sparse_attention import deepseek_sparse_attention_operators
 from clustersim.model.mixers.full_attention import full_attention_operators
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
 from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_operators
@@ -20,6 +23,7 @@ from clustersim.model.mixers.parallel import parallel_operators
 from clustersim.model.operators import Operator
 from clustersim.model.parallel_mixers import ParallelMixers
 from clustersim.model.sharded_layer import RankContext
+from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 
 
 class MixerOperators(Protocol):
@@ -43,6 +47,8 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
         FullAttention: RegisteredMixer(full_attention_operators, starts_linear=True),
         CrossAttention: RegisteredMixer(cross_attention_operators, starts_linear=True),
         LatentAttention: RegisteredMixer(latent_attention_operators),
+        DeepseekSparseAttention: RegisteredMixer(deepseek_sparse_attention_operators),
+        BlockAttention: RegisteredMixer(block_attention_operators, starts_linear=True),
         ParallelMixers: RegisteredMixer(parallel_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
         Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),

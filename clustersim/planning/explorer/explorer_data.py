@@ -21,20 +21,19 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
+from clustersim.model.mixer import ContextRule
 from clustersim.model.offload import NO_OFFLOAD
-from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
-from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
 from clustersim.planning.explorer.legality import legality_tables
-from clustersim.planning.explorer.mtp_omission import describe_mtp_omission, without_mtp_layers
+from clustersim.planning.explorer.omissions import describe_omissions, drawn_scenario
 from clustersim.planning.explorer.scaling_studies import simulate_studies
 from clustersim.planning.explorer.schedule_tables import build_schedule_tables
 from clustersim.planning.explorer.settings import (
@@ -42,6 +41,7 @@ from clustersim.planning.explorer.settings import (
     FEATURES,
     ExplorerSpace,
     chunk_count,
+    has_own_layers,
     is_explored,
 )
 from clustersim.planning.explorer.stage_counts import stage_count_tables
@@ -88,8 +88,9 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
     """The data that needs no simulation; studies are empty."""
     formats = dict(_offered_recipes(scenario))
     largest, gpu_counts = _largest_cluster(scenario)
-    without_mtp = without_mtp_layers(scenario)
-    drawn = with_expert_load(without_offload(without_mtp), None)
+    without_omitted = drawn_scenario(scenario)
+    omission = describe_omissions(scenario, without_omitted)
+    drawn = with_expert_load(without_offload(without_omitted), None)
     space = ExplorerSpace(drawn, tuple(_offered_models(drawn)), tuple(formats), gpu_counts)
     return ExplorerData(
         name=scenario.name,
@@ -100,7 +101,7 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
         start=space.start,
         tables=_setting_tables(space),
         studies=(),
-        warnings=(describe_mtp_omission(scenario, without_mtp),) if scenario.model.mtp_layers else (),
+        warnings=() if omission is None else (omission,),
         notes=(*_omission_notes(scenario), *_partial_domain_notes(scenario, gpu_counts)),
     )
 
@@ -136,7 +137,7 @@ def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
 def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
     model = _simplified_model(scenario)
     yield model
-    if model.distinct_moes:  # other models have other legal degrees and no expert parallelism
+    if model.distinct_moes or has_own_layers(model):  # other models have other legal degrees and columns
         return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
@@ -144,40 +145,29 @@ def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
 def _simplified_model(scenario: Scenario) -> TransformerModel:
     """The model without attention windows and partial rotary embeddings, which change no bytes held or sent.
 
-    Raise InputError for models that the page does not support (layers with different memory), and for an optimizer that
-    keeps different states of different weights.
+    Raise InputError for models that the page does not support.
     """
     model = scenario.model
-    if scenario.layout.cp_kind is not ContextParallelKind.RING:
-        raise InputError(
-            f"layout.cp_kind: {scenario.layout.cp_kind.value}; the explorer's page knows rings alone, run, check and "
-            "what-if know all kinds"
-        )
-    if isinstance(scenario.training.optimizer, Muon):
-        raise InputError(
-            "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
-            "knows one optimizer; run, check and what-if know it, adam can be explored"
-        )
     if model.encoder is not None or model.patches is not None:
         raise InputError(
             f"model: {model.name} reads images, and the explorer's page knows models of tokens only; run, check, "
             "search and what-if know all"
         )
-    other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
-    if other is not None:
-        raise InputError(
-            f"model: {model.name} has layers with {other.label}, and the explorer's page knows layers with attention "
-            "only; run, check, search and what-if know all"
-        )
+    for mixer in model.distinct_mixers:
+        if mixer.saves_by_selection:
+            raise InputError(
+                f"model: {model.name} has layers with {mixer.label}, whose memory is not proportional to tokens or "
+                "pairs of them, as all on the explorer's page is; run, check, search and what-if know all"
+            )
+        if scenario.layout.cp > 1 and mixer.context_rule is not ContextRule.KV_RING:
+            raise InputError(
+                f"layout.cp: {scenario.layout.cp} ranks share sequences of layers with {mixer.label}, and the "
+                "explorer's page knows rings of keys and values alone; run, check, search and what-if know all"
+            )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
     if model.distinct_routed_moes:
         _check_moe_supported(scenario)
-    elif len(simplified.distinct_specs) > 1:
-        raise InputError(
-            f"model: the layers of {model.name} differ in what they hold, and the explorer's page knows one kind of "
-            "layer; check, run and what-if know all, and layers that differ in window or positions can be explored"
-        )
     return simplified
 
 
@@ -353,12 +343,24 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
         yield f"Not drawn of training.precision: {', '.join(left_out)}; simulated steps are the scenario's."
 
 
+def _sequence_notes(scenario: Scenario) -> Iterator[str]:
+    """Notes on packed documents and on layers whose sequences are split in other ways than by rings."""
+    if scenario.training.documents is not None:
+        yield "Packed documents change no memory and no traffic drawn here; simulated steps have them."
+    if any(mixer.context_rule is not ContextRule.KV_RING for mixer in scenario.model.distinct_mixers):
+        yield (
+            f"cp is offered with attention alone: other layers of {scenario.model.name} exchange tokens for heads, or "
+            "states, which the page does not know."
+        )
+
+
 def _omission_notes(scenario: Scenario) -> Iterator[str]:
     """Notes about everything in the scenario that the page leaves out."""
     yield from record_notes(scenario)
     yield from _unsupported_format_notes(scenario.training.recipe)
     if scenario.training.offload != NO_OFFLOAD:
         yield "Offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's."
+    yield from _sequence_notes(scenario)
     if scenario.training.expert_load is not None:
         yield "Tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads."
     if not is_explored(scenario.schedule):

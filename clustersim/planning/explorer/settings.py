@@ -12,8 +12,10 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
+from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.lora import Lora
+from clustersim.model.mixer import ContextRule
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.presets import load_preset
 from clustersim.model.recompute_modules import RecomputeModule
@@ -130,9 +132,11 @@ class ExplorerSpace:
     def offered_values(self) -> dict[str, tuple[Setting, ...]]:
         """Offered values of every setting."""
         batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
-        moe_values = MOE_OFFERED_VALUES if self.is_moe else {}
+        other_values = MOE_OFFERED_VALUES if self.is_moe else {}
+        if not self.splits_sequences:
+            other_values = {**other_values, "cp": (1,)}
         values_by_key: dict[str, Iterable[Setting]] = {
-            **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **moe_values}.items()},
+            **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **other_values}.items()},
             "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
             "model": range(len(self.models)),
             "precision": range(len(self.precisions)),
@@ -193,6 +197,16 @@ class ExplorerSpace:
     def is_moe(self) -> bool:
         """Whether the scenario's model is an MoE model, which is then the only one offered."""
         return bool(self.models[0].distinct_routed_moes)
+
+    @cached_property
+    def is_only_model(self) -> bool:
+        """Whether the scenario's model is the only one offered, because its layers are not those of the presets."""
+        return self.is_moe or has_own_layers(self.models[0])
+
+    @property
+    def splits_sequences(self) -> bool:
+        """Whether context parallelism is offered: all mixers send keys and values round a ring, which has a column."""
+        return all(mixer.context_rule is ContextRule.KV_RING for mixer in self.models[0].distinct_mixers)
 
     @property
     def layer_kind_count(self) -> int:
@@ -288,7 +302,7 @@ class ExplorerSpace:
             data=self.data_parallel_strategy(completed["zero"]),
             layers_per_stage=self._layer_partition(model, completed["pp"] * chunk_count(schedule)),
         )
-        shown_model = self.models[model or 0] if self.is_moe or model is not None else _UNSPLITTABLE_MODEL
+        shown_model = self.models[model or 0] if self.is_only_model or model is not None else _UNSPLITTABLE_MODEL
         training = replace(
             self.scenario.training,
             lora=self._adapters(shown_model),
@@ -360,6 +374,12 @@ class ExplorerSpace:
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
         return configured
+
+
+def has_own_layers(model: TransformerModel) -> bool:
+    """Whether a model's layers are of several kinds, or have other mixers than attention."""
+    has_other_mixers = any(not isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers)
+    return has_other_mixers or len(model.distinct_specs) > 1
 
 
 def is_explored(schedule: Schedule) -> bool:

@@ -255,8 +255,9 @@ class _StageCounts:
     def sent_rows(self, model: int, kind: int, mode: str, split: bool, dispatcher: str | None = None) -> "SentRows":
         """What a layer of a kind and the stage ends send per microbatch."""
         spec, full_model = self.space.layer_kind(model, kind), self.space.models[model]
-        small_model = full_model if self.space.is_moe else resize_model(full_model, name="", **_SMALL_DIMENSIONS)
-        if not self.space.is_moe:
+        is_only = self.space.is_only_model
+        small_model = full_model if is_only else resize_model(full_model, name="", **_SMALL_DIMENSIONS)
+        if not is_only:
             (spec,) = small_model.distinct_specs
         key = small_model, spec, mode, split, dispatcher
         if key not in self.sent_cache:
@@ -320,7 +321,8 @@ class _SmallLayerPlan:
         inherited = {name: getattr(training_spec, name) for name in ("early_stop", "attention", "lora")}
         gathering = Overheads(keeps_gathered_inputs=training_spec.overheads.keeps_gathered_inputs)
         training = Training(_SEQUENCE, 1, recompute=way(self.recompute), overheads=gathering, **inherited)
-        dense_layout = Layout(tp=2, cp=2, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
+        cp = 2 if self.counts.space.splits_sequences else 1
+        dense_layout = Layout(tp=2, cp=cp, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
         token_dispatcher = None if self.dispatcher is None else TokenDispatcher(self.dispatcher)
         layout = (
             dense_layout

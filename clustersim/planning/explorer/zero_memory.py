@@ -59,16 +59,15 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     ranks as replicas, except bucket, gathered, reduced and there, which are the full layout's.
 
     resident: [groups] bytes per parameter, by category; copied: bytes of cached low-precision copies per cast
-    weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of
-    another (None: all of them), and those per parameter; gathered: [groups] bytes per gathered parameter;
-    reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient exceeds
-    the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit, from the
-    first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
-    dropped: whether gathered layers are resharded between
-    forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
-    parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
-    parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
-    microbatch; again: whether backward gathers parameters.
+    weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of another
+    (None: all of them); waiting: [groups] bytes of those per parameter; gathered: [groups] bytes per gathered
+    parameter; reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient
+    exceeds the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit,
+    from the first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
+    dropped: whether gathered layers are resharded between forward and backward; there: [columns] 0 for activations
+    that are counted elsewhere; dp: bytes sent per parameter, for no and for one microbatch [2][columns]; tied:
+    share of the tied gradient; shards: ranks that parameters, gradients or optimizer states are sharded over;
+    every: whether gradients are reduced after every microbatch; again: whether backward gathers parameters.
     """
     moe_keys = ("experts_shared",) if space.is_moe else ()
     entries = _ZeroEntries(space)
@@ -108,10 +107,8 @@ class _ZeroEntries:
         return {
             "resident": {use.value: [rank_bytes[use] for rank_bytes in resident] for use in SHARDED_CATEGORIES},
             "copied": _cached_cast_bytes(plan.training.recipe),
-            "bucket": [
-                [*_bucket_limits(footprint, group), footprint.bucket_bytes(group, 1.0, is_first=True)]
-                for group in plan.parameter_groups
-            ],
+            "bucket": [_bucket_limits(footprint, group) for group in plan.parameter_groups],
+            "waiting": [footprint.waiting_bytes_per_parameter(group) for group in plan.parameter_groups],
             **_gather_sizes(plan),
             **_unreduced_sizes(footprint),
             "there": [flags.get(name, 1) for name in self._columns],
@@ -211,7 +208,7 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
     activations = Activations(plan)
     flags = {kind.value: int(activations.bytes_of(kind) != 0) for kind in ActivationKind if kind not in LAYER_KINDS}
     for layer_kind in range(space.layer_kind_count):
-        spec = space.layer_kind(0, layer_kind) if space.is_moe else plan.model.distinct_specs[0]
+        spec = space.layer_kind(0, layer_kind) if space.is_only_model else plan.model.distinct_specs[0]
         for kind in LAYER_KINDS - {ActivationKind.LAYER_GRADIENTS}:
             flags[kind_column(kind.value, layer_kind)] = int(activations.bytes_of(kind, spec) != 0)
         if space.is_moe:
@@ -250,9 +247,9 @@ def _group_column_names(space: ExplorerSpace, group: str) -> list[str]:
 
 
 def _bucket_limits(footprint: Footprint, group: ParameterGroup) -> list[Bytes | None]:
-    """Bucket bytes of the first stage and of another; None: unlimited."""
-    sizes = (footprint.bucket_bytes(group, math.inf, is_first=first) for first in (True, False))
-    return [None if math.isinf(size) else size for size in sizes]
+    """Largest bucket's bytes on the first stage and on another; None: unlimited."""
+    limits = (footprint.bucket_limit(group, is_first=first) for first in (True, False))
+    return [None if math.isinf(limit) else limit for limit in limits]
 
 
 def _build_footprint(space: ExplorerSpace, plan: Plan) -> Footprint:

@@ -109,7 +109,13 @@ class LayoutSearch:
             result = state.build_result(perf_counter() - started)
             if result.complete:
                 store.write_table(result)
-        return result
+        return replace(result, warnings=self._warnings(result))
+
+    def _warnings(self, result: SearchResult) -> tuple[str, ...]:
+        """Likely mistakes in the scenario of the layout to take."""
+        if not result.simulated:
+            return ()
+        return self.space.scenario.with_overrides(*result.recommended.overrides).warnings
 
     @property
     def _input_files(self) -> list[Path]:

@@ -51,14 +51,14 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
-def _require_equal_versions(workers: Mapping[str, object], name: str) -> None:
+def require_equal_versions(workers: Mapping[str, object], name: str) -> None:
     """Raise InputError for a worker with other versions than here: it may unpickle or simulate something else."""
     here = installed_versions()
     for worker, there in workers.items():
         if not isinstance(there, Mapping):
             raise InputError(f"executor: worker {worker} of {name} cannot run clustersim ({format_value(str(there))})")
         differing = [
-            f"{package} {there.get(package, 'not')} instead of {here[package]}"
+            f"{package} {there.get(package, 'not installed')} instead of {here[package]}"
             for package in here
             if there.get(package) != here[package]
         ]
@@ -91,7 +91,7 @@ def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, in
     except (OSError, ValueError) as error:
         raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
     with client:
-        _require_equal_versions(client.run(installed_versions, on_error="return"), name)
+        require_equal_versions(client.run(installed_versions, on_error="return"), name)
         try:
             yield client.get_executor(pure=False), max(1, sum(client.nthreads().values()))
         except CancelledError:

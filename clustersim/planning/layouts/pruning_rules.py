@@ -14,6 +14,7 @@ from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.planning.layouts.config_keys import (
     CP,
+    CP_KIND,
     DATA_PARALLEL,
     DEGREES,
     EP,
@@ -29,7 +30,7 @@ from clustersim.planning.layouts.config_keys import (
 )
 from clustersim.planning.layouts.search_jobs import SearchJob
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.scenario.validation_rules import consistency, moe, moe_overlap
+from clustersim.scenario.validation_rules import consistency, context_parallel, moe, moe_overlap
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 Values = Mapping[str, str]
@@ -58,6 +59,10 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
         *(_MOE_RULES if resolved.model.distinct_routed_moes else ()),
     )
     rules += tuple(rule for (key, value), rule in _DUPLICATE_RULES.items() if value in job.values.get(key, ()))
+    if kinds := job.values.get(CP_KIND):
+        rules += (
+            PruningRule((CP, CP_KIND), lambda layout_scenario, _: _check_context_kind_used(layout_scenario, kinds[0])),
+        )
     if LAYERS_PER_STAGE not in user_keys:
         rules += (
             PruningRule((PP, SCHEDULE), lambda layout_scenario, _: _check_stage_balance(layout_scenario, resolved)),
@@ -129,6 +134,11 @@ def _check_sequence_parallel_used(resolved: ResolvedScenario, _: Values) -> Iter
         yield f"{DUPLICATE}: sequences are cut among tensor-parallel ranks, and layout.tp is 1"
 
 
+def _check_context_kind_used(resolved: ResolvedScenario, first: str) -> Iterator[str]:
+    if resolved.layout.cp == 1 and resolved.layout.cp_kind.value != first:
+        yield f"{DUPLICATE}: nothing is exchanged where layout.cp is 1"
+
+
 def _check_etp_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
     if resolved.layout.tp == 1 and resolved.layout.etp is None:
         yield f"{DUPLICATE}: layout.etp is 1 where layout.tp is"
@@ -165,7 +175,9 @@ def _check_partial_recompute(resolved: ResolvedScenario, _: Values) -> Iterator[
 _COMMON_RULES: Final[tuple[PruningRule, ...]] = (
     PruningRule((TP,), _from_check(consistency.check_heads)),
     PruningRule((TP,), _from_check(consistency.check_widths)),
-    PruningRule((TP, CP, SEQUENCE_PARALLEL), _from_check(consistency.check_sequence)),
+    PruningRule((TP, CP, CP_KIND, SEQUENCE_PARALLEL), _from_check(consistency.check_sequence)),
+    PruningRule((CP, CP_KIND), _from_check(context_parallel.check_context_groups)),
+    PruningRule((TP, CP, CP_KIND), _from_check(context_parallel.check_exchanged_heads)),
     PruningRule((PP, SCHEDULE), _from_check(consistency.check_placement)),
     PruningRule((PP, SCHEDULE), _from_check(consistency.check_layers)),
     PruningRule((*DEGREES, SCHEDULE, MICROBATCH), _from_check(consistency.check_batch)),

@@ -1,8 +1,9 @@
 """Which jobs are searched, and in which values do their layouts differ?
 
 The default values are what planners vary, as far as model, cluster and framework allow: degrees, sequence
-parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, and for MoE models
-expert parallelism and, where the file overlaps expert communication, that overlap. The file's own value is
+parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, for MoE models expert
+parallelism and, where the file overlaps expert communication, that overlap, and where the file has context
+parallelism, its kinds without inner groups. The file's own value is
 always included.
 """
 
@@ -14,9 +15,12 @@ from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
 from clustersim.model.training import NoRecompute
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, Axis
 from clustersim.planning.layouts.config_keys import (
     CP,
+    CP_KIND,
     DATA_PARALLEL,
     DEGREES,
     DP,
@@ -93,6 +97,7 @@ class SearchJob:
             resolved.layout,
             tp=tp,
             cp=cp,
+            cp_kind=ContextParallelKind(values[CP_KIND]) if CP_KIND in values else resolved.layout.cp_kind,
             ep=self._degree(EP, values),
             etp=None if etp == SAME_AS_TP else int(etp),
             sequence_parallel=self._uses_sequence_parallel(values, tp),
@@ -221,6 +226,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     """The default values of varied keys."""
     layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
     gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
+    supported = resolved.framework.supported_layouts
     heads = math.gcd(
         *(size.size for mixer in model.distinct_mixers for size in mixer.sharded_sizes if not size.replicable)
     )
@@ -228,10 +234,11 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
     cp = [degree for degree in _POWERS if degree == 1 or training.sequence // degree >= _MIN_CP_TOKENS]
+    tp = [degree for degree in _POWERS if degree <= domain and heads % degree == 0]
     values = {
-        TP: _include_value([degree for degree in _POWERS if degree <= domain and heads % degree == 0], layout.tp),
-        CP: _include_value(cp, layout.cp),
-        PP: _include_value(stages, layout.pp),
+        TP: _degrees(resolved, TENSOR, tp),
+        CP: _degrees(resolved, CONTEXT, cp),
+        PP: _degrees(resolved, PIPELINE, stages),
         SCHEDULE: tuple(_default_schedules(resolved)),
         DATA_PARALLEL: tuple(_default_strategies(resolved)),
         MICROBATCH: _include_value(
@@ -239,13 +246,17 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         ),
         RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
+    if layout.cp > 1:
+        values[CP_KIND] = (
+            layout.cp_kind.value,
+            *(kind for kind in supported.context_parallel if kind != layout.cp_kind.value),
+        )
     if not moe_layers:  # else all tensor-parallel ranks would dispatch the same tokens
         values[SEQUENCE_PARALLEL] = ("true", "false")
     else:
         experts = math.gcd(*(moe_layer.experts for moe_layer in moe_layers))
-        values[EP] = _include_value(
-            [degree for degree in _POWERS if experts % degree == 0 and degree <= min(gpus, _MAX_EP)], layout.ep
-        )
+        ep = [degree for degree in _POWERS if experts % degree == 0 and degree <= min(gpus, _MAX_EP)]
+        values[EP] = _degrees(resolved, EXPERT, ep)
         values[ETP] = ("1", SAME_AS_TP if layout.effective_etp == 1 else str(layout.etp))
         if layout.overlap_moe_expert_parallel_comm:
             values[EP_OVERLAP] = ("false", "true")
@@ -288,6 +299,12 @@ def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
     else:
         yield from (f"{{layers: {layers}}}" for layers in _RECOMPUTE_LAYERS if layers < model.layer_count)
     yield "full"
+
+
+def _degrees(resolved: ResolvedScenario, axis: Axis, values: Iterable[int]) -> tuple[str, ...]:
+    """Degrees of an axis, the file's among them; only that one where the framework does not divide along the axis."""
+    configured = resolved.layout.as_configured.all_degrees[axis.name]
+    return _include_value(values if resolved.supports_axis(axis.name) else (), configured)
 
 
 def _include_value(values: Iterable[int], configured: int) -> tuple[str, ...]:

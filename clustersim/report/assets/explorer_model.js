@@ -83,7 +83,8 @@ clustersim.explorerModel = (facts) => {
     const counts = byGroup(stages, sizes);
     const { bucket: limits } = sharing(settings);
     const own = stages.map((stage) => byGroup([stage], sizes));
-    const bucket = ([first, others, layerBytes], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, layerBytes * own[place][group])));
+    const waiting = byOwner(sharing(settings).waiting, sharingOfExperts(settings).waiting);
+    const bucket = ([first, others], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, waiting[group] * own[place][group])));
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {

@@ -1,4 +1,7 @@
-"""How long does each of several steps take? One point for each step, and the line of their mean."""
+"""How long does each of several steps take, one after the other or with other documents?
+
+One point for each step, and the line of their mean.
+"""
 
 from collections.abc import Mapping
 
@@ -26,6 +29,14 @@ def steps_panel(result: SimulationResult) -> Panel:
     return figure_panel("Step times", steps_figure(times), lead=lead)
 
 
+def drawn_steps_panel(result: SimulationResult) -> Panel:
+    """Panel of the times of steps with different documents."""
+    times = np.array(result.drawn_step_times)
+    spread = format_percentiles(result.drawn_step_time_percentiles)
+    lead = f"{len(times):,} steps whose documents were drawn one after the other; the page shows the first. {spread}."
+    return figure_panel("Steps with other documents", steps_figure(times, "drawn-steps", "draw"), lead=lead)
+
+
 def format_percentiles(percentiles: Mapping[str, Seconds]) -> str:
     """Percentiles of the step time in one line.
 
@@ -50,8 +61,11 @@ def sample_steps(times: FloatArray) -> IntArray:
     return np.array(sorted(extremes))
 
 
-def steps_figure(step_times: FloatArray) -> Figure:
-    """Step times in order. The axis does not begin at zero, since steps differ by little."""
+def steps_figure(step_times: FloatArray, name: str = "steps", noun: str = "step") -> Figure:
+    """Step times in order. name: of the figure; noun: what its points are.
+
+    The axis does not begin at zero, since steps differ by little.
+    """
     mean = float(step_times.mean())
     scale = time_scale(mean)
     samples = sample_steps(step_times)
@@ -63,14 +77,14 @@ def steps_figure(step_times: FloatArray) -> Figure:
         "type": "scatter", "mode": "lines+markers" if len(times) <= _MAX_MARKERS else "lines", "name": "step time",
         "x": encode_floats(samples + 1), "y": encode_floats(times),
         "customdata": [format_step_time(seconds) for seconds in step_times[samples].tolist()],
-        "hovertemplate": "<b>step %{x}</b><br>%{customdata}<extra></extra>",
+        "hovertemplate": f"<b>{noun} %{{x}}</b><br>%{{customdata}}<extra></extra>",
         "line": {"width": 1.5, "color": "@accent"}, "marker": {"size": 7, "color": "@accent"},
     }  # fmt: skip
     line = reference_line("y", mean / scale.unit_size, {"color": "@muted", "width": 1, "dash": "dash"}, layer="below")
     mean_label = annotation(
         f"mean {format_step_time(mean)}", 1, mean / scale.unit_size, xref="paper", xanchor="right", yanchor="bottom"
     )
-    x = axis_layout("step", range=[0.5, len(step_times) + 0.5], fixedrange=True, tickformat="d", **tick_options)
+    x = axis_layout(noun, range=[0.5, len(step_times) + 0.5], fixedrange=True, tickformat="d", **tick_options)
     y = axis_layout(f"step time [{scale.unit}]", range=axis_range, fixedrange=True)
     layout_options = {"showlegend": False, "shapes": [line], "annotations": [mean_label], "dragmode": False}
-    return xy_figure("steps", [trace], x, y, height=220, narrow={"font": {"size": 10}}, **layout_options)
+    return xy_figure(name, [trace], x, y, height=220, narrow={"font": {"size": 10}}, **layout_options)

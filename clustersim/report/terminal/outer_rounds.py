@@ -9,7 +9,9 @@ from clustersim.results.outer_rounds import OuterRounds
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
+CHOICE_COLUMNS: Final = ("inner steps", "format", "fragments", "overlap", "utilization", "a link in a day")
 CONVERGENCE_NOTE: Final = (
     "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
     "inner steps and replicas) and arXiv:2501.18512 (fragments, overlap, formats)."
@@ -65,6 +67,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
             range(2, 5),
         ),
         plain_text(""),
+        *_choice_table(result),
         plain_text(CONVERGENCE_NOTE, "dim"),
     )
 
@@ -99,6 +102,28 @@ def _round_table(result: OuterRounds) -> "Table":
         *(_need_row(result, utilization, factor) for utilization, factor in result.bandwidth_needs),
     ]
     return build_table(("", "", ""), rows, (1,))
+
+
+def choice_rows(result: OuterRounds) -> list[tuple[str, ...]]:
+    """A row for each of the settings that reach the asked utilization; columns: `CHOICE_COLUMNS`."""
+    return [
+        (
+            f"{choice.settings.inner_steps:,}",
+            choice.settings.outer_gradients.value,
+            f"{choice.settings.fragments:,}",
+            f"{choice.settings.overlap:,}",
+            f"{choice.rounds.utilization:.1%}",
+            format_bytes(choice.bytes_per_day),
+        )
+        for choice in result.choices
+    ]
+
+
+def _choice_table(result: OuterRounds) -> "tuple[Table | Text, ...]":
+    if not result.choices:
+        return ()
+    title = plain_text("settings that reach the utilization, fewest inner steps first", "bold")
+    return title, build_table(CHOICE_COLUMNS, choice_rows(result), (0, 2, 3, 4, 5)), plain_text("")
 
 
 def _outage_rows(result: OuterRounds) -> list[tuple[str, str, str]]:

@@ -18,6 +18,7 @@ from clustersim.report.labels import (
     CRITICAL_PATH_NOTE,
     NATURAL_ROUTING_MEANING,
     PROVENANCE_LABELS,
+    TIMING_SENSITIVITY_MEANING,
     describe_degradations,
     describe_gpus,
     describe_layout,
@@ -26,6 +27,7 @@ from clustersim.report.labels import (
     format_dtype_shares,
     format_natural_range,
     format_natural_ratios,
+    format_timing_sensitivity,
     peak_reference_suffix,
     stage_name,
 )
@@ -41,7 +43,7 @@ from clustersim.report.panels.verdict import nonzero_provenance
 from clustersim.report.placement_labels import describe_placement
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
-from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.terminal.table import build_table, plain_text, warning_lines
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.site_traffic import site_traffic
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
@@ -110,6 +112,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         )
     if scenario.steps > 1:
         yield plain_text(f"mean of {scenario.steps:,} steps: {format_percentiles(result.step_time_percentiles)}")
+    if draws := len(result.drawn_step_times):
+        yield plain_text(f"{draws:,} draws of documents: {format_percentiles(result.drawn_step_time_percentiles)}")
 
 
 def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
@@ -123,7 +127,7 @@ def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
 
 
 def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
-    yield from (plain_text(f"warning: {warning}", "yellow") for warning in result.scenario.warnings)
+    yield from warning_lines(result.scenario.warnings)
     yield from (plain_text(f"suggestion: {suggestion}", "cyan") for suggestion in result.oom_suggestions)
     yield plain_text(result.interval_description)
     if limitation_count := len(result.model_limitations):
@@ -149,7 +153,8 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
     not_tried = [case.description for case in what_ifs.skipped if case.addresses]
     if not_tried:
         names = "; ".join(not_tried)
-        yield plain_text(f"{tried} changes of settings tried; not tried (reasons: --json or the page): {names}", "dim")
+        changes = "1 change" if tried == 1 else f"{tried} changes"
+        yield plain_text(f"{changes} of settings tried; not tried (reasons: --json or the page): {names}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
@@ -199,6 +204,8 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
         )
     if (natural := result.natural_routing) is not None:
         yield "routing", format_natural_range(natural), f"{NATURAL_ROUTING_MEANING}, {format_natural_ratios(natural)}"
+    if (sensitivity := result.timing_sensitivity) is not None:
+        yield "chaotic", format_timing_sensitivity(sensitivity), TIMING_SENSITIVITY_MEANING
     yield from _format_rows(result)
     plural = "" if result.simulated_rank_count == 1 else "s"
     yield (

@@ -9,7 +9,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from clustersim.common.units import format_bytes, format_probability, format_seconds, format_step_time
-from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.terminal.table import build_table, plain_text, warning_lines
 from clustersim.results.search_result import (
     DERIVED_KEYS,
     SURELY_BETTER,
@@ -75,7 +75,8 @@ def render_choice(result: SearchResult, *, resumable: bool = False) -> "Group":
     resume_hint = "; the same command resumes it" if resumable else "; with --resume DIR it could be resumed"
     stopped = [] if result.complete else [plain_text(f"stopped before the end{resume_hint}", "yellow")]
     set_aside = (plain_text(f"set aside, {job.name}: {job.reason}", "yellow") for job in result.set_aside)
-    return Group(*stopped, *set_aside, *(_choice_lines(result) if result.simulated else ()))
+    choice = _choice_lines(result) if result.simulated else ()
+    return Group(*stopped, *set_aside, *choice, *warning_lines(result.warnings))
 
 
 def headline(result: SearchResult) -> str:

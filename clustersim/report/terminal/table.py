@@ -1,6 +1,6 @@
 """How do tables look on a terminal? Columns without lines between them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # deferred: rich is imported only when something is printed
@@ -23,6 +23,11 @@ def build_table(
     for row in rows:
         table.add_row(*(plain_text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
+
+
+def warning_lines(warnings: Iterable[str]) -> Iterator["Text"]:
+    """A line for each setting that is legal and still likely a mistake."""
+    return (plain_text(f"warning: {warning}", "yellow") for warning in warnings)
 
 
 def plain_text(content: str, style: str = "") -> "Text":

@@ -23,6 +23,11 @@ def with_tp_factor(scenario: Scenario, factor: int) -> Scenario:
     return with_layout(scenario, tp=scenario.layout.tp * factor, dp=scenario.layout.dp // factor)
 
 
+def with_cp_factor(scenario: Scenario, factor: int) -> Scenario:
+    """The scenario with more context and less data parallelism."""
+    return with_layout(scenario, cp=scenario.layout.cp * factor, dp=scenario.layout.dp // factor)
+
+
 def with_pp_factor(scenario: Scenario, factor: int) -> Scenario:
     """The scenario with more pipeline and less data parallelism, layers spread evenly over stages."""
     layout = scenario.layout

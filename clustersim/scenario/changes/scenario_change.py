@@ -90,12 +90,13 @@ class ChangedScenario:
     """A changed scenario.
 
     detail: what the label of the change leaves open, appended to it; overrides: settings that make the change, as for
-    `--set`; empty: it cannot be made by settings.
+    `--set`; empty: it cannot be made by settings; effort: beyond what is often found, as the logarithm of a ratio.
     """
 
     scenario: Scenario
     detail: str = ""
     overrides: tuple[str, ...] = ()
+    effort: float = 0.0
 
 
 ApplyChange = Callable[[Baseline], Iterator[ChangedScenario]]
@@ -115,7 +116,8 @@ class ScenarioChange:
     name: unique within a use; label: what is changed, for users; requires_fit: the first alternative that leaves enough
     memory counts; relative_cost: of its simulation, relative to that of the unchanged scenario; is_relevant: whether a
     scenario has what is changed, so that the change is worth mentioning; addresses: losses of a step that it may
-    reduce; plausibility: as the cause of a longer step.
+    reduce; plausibility: as the cause of a longer step; is_graded: its alternatives are sizes of what may have any size
+    between them.
     """
 
     name: str
@@ -128,6 +130,7 @@ class ScenarioChange:
     is_relevant: Callable[[Scenario], bool] = lambda _: True
     addresses: frozenset[StepLoss] = frozenset()
     plausibility: Plausibility = Plausibility.POSSIBLE
+    is_graded: bool = False
 
     def alternatives(self, scenario: Scenario) -> Iterator[ChangedScenario]:
         """The changed scenarios, in order of increasing effect; none where the change does not apply."""

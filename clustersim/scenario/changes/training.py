@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from clustersim.model.offload import NO_OFFLOAD, Offload
+from clustersim.model.overheads import Accumulation
 from clustersim.model.training import Recompute, Training
 from clustersim.scenario.scenario import Scenario
 
@@ -45,12 +46,11 @@ def without_offload(scenario: Scenario) -> Scenario:
 
 def has_overheads(training: Training) -> bool:
     """Whether there are overheads that `without_overheads` removes; accumulation by what it is, stated or implied."""
-    overheads = training.overheads
-    plain = replace(training, overheads=overheads.layer_implementation)
-    others = replace(overheads, accumulation=None)
-    return others != plain.overheads or training.accumulation is not plain.accumulation
+    others = replace(training.overheads, accumulation=None)
+    return others != training.overheads.layer_implementation or training.accumulation is not Accumulation.FUSED
 
 
 def without_overheads(scenario: Scenario) -> Scenario:
     """The scenario without the framework's overheads; weight gradients are accumulated as they are computed."""
-    return with_training(scenario, overheads=scenario.training.overheads.layer_implementation)
+    overheads = replace(scenario.training.overheads.layer_implementation, accumulation=Accumulation.FUSED)
+    return with_training(scenario, overheads=overheads)

@@ -12,6 +12,7 @@ from clustersim.model.documents import ContextSharding, Documents, SequenceOrder
 from clustersim.scenario.config_reader import MAX_TOKENS, ConfigModel, TokenCount, config_error, enum_parser
 from clustersim.scenario.id_ranges import MAX_SEED
 
+_MAX_DRAWS = 1_000
 _MAX_SIGMA = 4.0  # one standard deviation is a factor of 55
 
 
@@ -32,6 +33,8 @@ class DocumentsConfig(ConfigModel):
     """what context-parallel ranks share: the chunks of a sequence, or each document"""
     order: Annotated[SequenceOrder, enum_parser(SequenceOrder)] = SequenceOrder.DRAWN
     """of sequences over microbatches and replicas: as drawn, or by the work of their attention"""
+    draws: Annotated[int, Field(ge=1, le=_MAX_DRAWS)] = 1
+    """steps that are simulated, each with documents of the next seed, for percentiles of the step time"""
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -43,6 +46,5 @@ class DocumentsConfig(ConfigModel):
 
     def packed_documents(self) -> Documents:
         """The documents as the simulator represents them."""
-        if self.lengths is not None:
-            return Documents(tuple(self.lengths), seed=self.seed, sharding=self.sharding, order=self.order)
-        return Documents((), self.mean or 0.0, self.sigma, self.seed, self.sharding, self.order)
+        lengths, mean, sigma = ((), self.mean or 0.0, self.sigma) if self.lengths is None else (self.lengths, 0.0, 0.0)
+        return Documents(tuple(lengths), mean, sigma, self.seed, self.sharding, self.order, self.draws)

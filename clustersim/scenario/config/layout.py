@@ -116,8 +116,10 @@ class LayoutConfig(ConfigModel):
     """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
     """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: 1"""
-    cp_kind: Annotated[ContextParallelKind, enum_parser(ContextParallelKind)] = ContextParallelKind.RING
-    """what its ranks exchange for attention, see [Context parallelism](scenario.md#context-parallelism)"""
+    cp_kind: Annotated[ContextParallelKind | None, enum_parser(ContextParallelKind)] = None
+    """what its ranks exchange for attention, see [Context parallelism](scenario.md#context-parallelism);
+    left out: the framework's
+    """
     cp_inner: Degree | None = None
     """ranks of its inner groups, which two_dimensional and hierarchical need; left out: none"""
     cp_balanced: bool = True

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, Field
 
-from clustersim.common.dtypes import DType
+from clustersim.common.dtypes import STORED_WEIGHT_DTYPES, DType
 from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.model.lora import Lora, LoraTarget, Projection
 from clustersim.scenario.config_reader import (
@@ -97,8 +97,8 @@ class LoraConfig(ConfigModel):
     """
     dropout: Annotated[float, fraction_parser(0.0, MAX_DROPOUT)] = 0.0
     """dropout probability of the adapter's input"""
-    base: Annotated[DType | None, enum_parser(DType, DType.NF4, none_word="none")] = None
-    """nf4: frozen weight matrices of the layers are quantized to 4 bits (QLoRA); left out: none"""
+    base: Annotated[DType | None, enum_parser(DType, *STORED_WEIGHT_DTYPES, none_word="none")] = None
+    """frozen weight matrices of the layers are stored in 4 bits (nf4, QLoRA) or 8 (int8); left out: none"""
 
     def lora_settings(self, model_projections: frozenset[Projection]) -> Lora:
         """The LoRA settings as the simulator represents them; target groups are restricted to the model's matrices."""

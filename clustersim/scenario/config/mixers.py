@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import ClassVar
 
-from clustersim.scenario.config_reader import ConfigModel, Width
+from clustersim.scenario.config_reader import ConfigModel, TokenCount, Width
 
 
 class MixerKind(Enum):
@@ -15,6 +15,7 @@ class MixerKind(Enum):
     GATED_DELTA_NET = "gated_delta_net"
     KDA = "kda"
     LIGHTNING = "lightning"
+    MOBA = "moba"
     NONE = "none"
 
 
@@ -88,3 +89,13 @@ class LightningConfig(ConfigModel):
     """heads"""
     head_dim: Width
     """dimensions of each head"""
+
+
+class MobaConfig(ConfigModel):
+    """`model.moba`: mixture of block attention (MoBA), attention to the best blocks of keys and a query's own."""
+
+    example: ClassVar[str] = "{chunk_size: 512, topk: 3}"
+    chunk_size: TokenCount
+    """keys of a block"""
+    topk: TokenCount
+    """blocks that a query attends to, its own among them"""

@@ -1,6 +1,7 @@
 """What may a scenario file say about its model?"""
 
 import math
+from enum import Enum
 from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
+    MobaConfig,
 )
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
@@ -148,6 +150,27 @@ class MlaConfig(ConfigModel):
     """value dimensions per head; left out: the model's"""
 
 
+class DsaStage(Enum):
+    """Stages of training sparse attention."""
+
+    SPARSE = "sparse"
+    DENSE_WARM_UP = "dense_warm_up"
+
+
+class DsaConfig(ConfigModel):
+    """`model.dsa`: DeepSeek's sparse attention (DSA), latent attention to the keys that an indexer selects."""
+
+    example: ClassVar[str] = "{index_n_heads: 64, index_head_dim: 128, index_topk: 2048}"
+    index_n_heads: Width = 64
+    """heads of the indexer"""
+    index_head_dim: Width = 128
+    """dimensions of each of its heads"""
+    index_topk: TokenCount = 2048
+    """keys that each query attends to"""
+    stage: Annotated[DsaStage, enum_parser(DsaStage)] = DsaStage.SPARSE
+    """sparse, or dense_warm_up: attention to all keys with everything but the indexer frozen"""
+
+
 class LayerConfig(ConfigModel):
     """Dimensions of a layer."""
 
@@ -180,7 +203,7 @@ class LayerConfig(ConfigModel):
     causal: bool | None = None
     """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
     mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None
-    """what mixes a layer's tokens; linear mixers have a key with their sizes; left out: the model's, or attention"""
+    """what mixes a layer's tokens; all but attention have a key with sizes; left out: the model's, or attention"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
@@ -250,8 +273,10 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """MoE layers instead of MLPs, or their expert count; left out: the preset's, or none"""
     mla: MlaConfig | None = None
     """multi-head latent attention (MLA) instead of full keys and values; left out: the preset's, or none"""
+    dsa: DsaConfig | None = None
+    """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
-    """a letter per layer, in Megatron-LM's notation: M, G, K, L, S linear mixers, * attention, - MLP, E experts"""
+    """a letter per layer, as in Megatron-LM: M, G, K, L, S linear mixers, *, +, D attention, - MLP, E experts; / MTP"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
     mamba: MambaConfig | None = None
@@ -264,6 +289,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """sizes of Kimi Delta Attention layers; left out: none"""
     lightning: LightningConfig | None = None
     """sizes of lightning attention layers; left out: none"""
+    moba: MobaConfig | None = None
+    """blocks of mixture of block attention (mixer: moba); left out: none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
@@ -322,7 +349,7 @@ class TowersConfig(LanguageConfig):
 
 _NO_DIMENSIONS: Final = {
     *("input_size", "encoder", "projector", "language", "frozen", "images", "recompute"),
-    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"),
+    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
-    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba"),
 }

@@ -2,18 +2,36 @@
 
 optimizer: muon
 optimizer: {name: muon, steps: 5, distribution: layer_wise, tensor_parallel: blockwise}
+optimizer: {name: dion, rank_fraction: 0.25}
+optimizer: {name: soap, precondition_frequency: 10}
 """
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from clustersim.common.errors import format_value, suggest_nearest
-from clustersim.model.optimizers import AnyOptimizer, Muon, MuonDistribution, MuonTensorParallel, Optimizer
+from clustersim.model.optimizers import (
+    AnyOptimizer,
+    Dion,
+    MatrixOptimizer,
+    Muon,
+    MuonDistribution,
+    MuonTensorParallel,
+    Optimizer,
+    Soap,
+)
 from clustersim.scenario.config_reader import ConfigModel, LayerCount, config_error, enum_parser, value_parser
 
 _MUON: Final = "muon"
-_NAMES: Final = (*(optimizer.value for optimizer in Optimizer), _MUON)
+_MATRIX_OPTIMIZERS: Final[Mapping[str, type[Muon | Dion | Soap]]] = {
+    _MUON: Muon,
+    "dion": Dion,
+    "soap": Soap,
+}
+_NAMES: Final = (*(optimizer.value for optimizer in Optimizer), *_MATRIX_OPTIMIZERS)
 
 
 def _parse_name(value: object) -> object:
@@ -23,14 +41,14 @@ def _parse_name(value: object) -> object:
 
 
 class OptimizerConfig(ConfigModel):
-    """`training.optimizer`: its name, and for Muon how matrices are orthogonalized."""
+    """`training.optimizer`: its name, and for Muon, Dion and SOAP how matrices are updated."""
 
     shorthand_key: ClassVar[str | None] = "name"
     name: Annotated[
         str,
         value_parser(_parse_name, f"one of {', '.join(_NAMES)}", schema_type=Literal[_NAMES]),
     ] = Optimizer.ADAM.value
-    """muon: layers' matrices by Muon, all other weights by scalar; left out: adam, muon if a key of it is given"""
+    """muon, dion, soap: layers' matrices by it, the others by scalar; left out: adam, muon if a key of it is given"""
     steps: LayerCount = 5
     """of Muon's Newton-Schulz iteration"""
     distribution: Annotated[MuonDistribution | None, enum_parser(MuonDistribution)] = None
@@ -38,6 +56,10 @@ class OptimizerConfig(ConfigModel):
     (fsdp); left out: the first that fits layout.data"""
     tensor_parallel: Annotated[MuonTensorParallel, enum_parser(MuonTensorParallel)] = MuonTensorParallel.DUPLICATED
     """matrices that tp ranks share: each its shard (blockwise), all the whole (duplicated), or summed products"""
+    rank_fraction: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """of Dion: rank of updates over the smaller dimension of a matrix"""
+    precondition_frequency: LayerCount = 1
+    """of SOAP: steps from one renewal of eigenbases to the next"""
     symmetric: bool = False
     """kernels compute one triangle of symmetric products"""
     batched: bool = False
@@ -54,20 +76,24 @@ class OptimizerConfig(ConfigModel):
     @model_validator(mode="before")
     @classmethod
     def _name_muon(cls, value: object) -> object:
-        """Keys of Muon without a name are Muon's."""
+        """Keys of matrices without a name are Muon's."""
         is_unnamed = isinstance(value, dict) and value and "name" not in value
         return {"name": _MUON, **value} if is_unnamed and isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
-        muon_keys = sorted(self.model_fields_set - {"name"})
-        if muon_keys and self.name != _MUON:
-            raise config_error(f"{muon_keys[0]} is a key of muon, and name is {self.name}; leave it out")
+        kind = _MATRIX_OPTIMIZERS.get(self.name)
+        for key in sorted(self.model_fields_set - {"name"} - set(_keys(kind) if kind else ())):
+            owners = " and ".join(name for name, owner in _MATRIX_OPTIMIZERS.items() if key in _keys(owner))
+            raise config_error(f"{key} is a key of {owners}, and name is {self.name}; leave it out")
         return self
 
     def optimizer(self) -> AnyOptimizer:
         """The optimizer as the simulator represents it."""
-        if self.name != _MUON:
-            return Optimizer(self.name)
-        keys = (name for name in type(self).model_fields if name != "name")
-        return Muon(**{name: getattr(self, name) for name in keys})
+        kind = _MATRIX_OPTIMIZERS.get(self.name)
+        return Optimizer(self.name) if kind is None else kind(**{key: getattr(self, key) for key in _keys(kind)})
+
+
+def _keys(kind: type[MatrixOptimizer]) -> tuple[str, ...]:
+    """The keys of an optimizer of matrices."""
+    return tuple(field.name for field in fields(kind))

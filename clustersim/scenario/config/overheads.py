@@ -19,6 +19,7 @@ from clustersim.model.overheads import (
     Grouping,
     LossReport,
     Overheads,
+    RingAttention,
 )
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.config_reader import ConfigModel, TokenCount, enum_parser
@@ -73,6 +74,12 @@ class OverheadsConfig(ConfigModel):
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
     keeps_gathered_inputs: bool | None = None
     """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
+    ring_attention: Annotated[RingAttention | None, enum_parser(RingAttention)] = None
+    """whether ring attention is one kernel, or one for each block of keys, merged in FP32; left out: the framework's"""
+    repeats_kv: bool | None = None
+    """keys and values are copied for every query head before context-parallel ranks exchange them;
+    left out: the framework's
+    """
     embedding_matmul: bool | None = None
     """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
     saves_absolute_values: bool | None = None

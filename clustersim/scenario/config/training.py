@@ -44,6 +44,7 @@ from clustersim.scenario.config_reader import (
     config_error,
     enum_parser,
     none_from_word,
+    suggest_value,
     value_parser,
 )
 
@@ -64,7 +65,7 @@ _STATE_FORMATS = (DType.FP32, DType.BF16, DType.FP16)
 def _parse_compute(value: object) -> object:
     """The name of a format or of a packaged recipe."""
     if not isinstance(value, str) or value not in _COMPUTE_NAMES:
-        raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(str(value), _COMPUTE_NAMES)}")
+        raise config_error(f"{format_value(value)} is unknown; {suggest_value(str(value), _COMPUTE_NAMES)}")
     return value
 
 
@@ -182,6 +183,7 @@ _MODULES_PARSER = value_parser(
 class RecomputeConfig(ConfigModel):
     """`training.recompute`: none, selective, selective_op, full, or full for some layers of each stage."""
 
+    example: ClassVar[str] = "none, selective, full or {layers: 4}"
     shorthand_key: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, enum_parser(RecomputeMode)] = RecomputeMode.FULL
     """selective: core attention; selective_op: torchtitan's, every second matmul and all but attention.
@@ -282,6 +284,8 @@ class TrainingConfig(ConfigModel):
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
     backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    z_loss: bool = False
+    """the squared logarithm of each token's sum of exponentials is part of the loss"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
     optimizer_in_backward: bool = False

@@ -38,6 +38,8 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 FASTEST_PORT: Final = 100e9
 """Bytes/s of the fastest network port on the market: 800 Gbit/s (ConnectX-8; 1,600 are announced), 2026."""
+_PCIE_ROUNDING: Final = 1.1
+"""Above what a port has: 16 lanes of 32 GT/s are 64 GB/s as printed, and 63 GB/s as they are coded."""
 _SPARSITY_SPEEDUP: Final = 2.0  # of matmuls with 2:4 structured sparsity, on data sheets
 _SPARSITY_TOLERANCE: Final = 0.06
 _MAX_LIKE_BANDWIDTH: Final = 1.5  # memory bandwidth relative to that of a chip of the same generation
@@ -232,11 +234,32 @@ def _bidirectional_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedK
         )
 
 
+def _bidirectional_pcie_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
+    """More PCIe than the accelerator has per direction; left out where no packaged cluster says how much that is."""
+    key, accelerator = "node.pcie.bandwidth", scenario.cluster.accelerator
+    text, port = stated.effective_text(key), _packaged_bandwidth(accelerator, key, default=0.0)
+    is_of_other_file = key not in stated.overrides and stated.file.get("accelerator") != accelerator.name
+    if not text or not port or is_of_other_file:
+        return
+    if parse_quantity(text, Dimension.BANDWIDTH) > port * _PCIE_ROUNDING:
+        yield (
+            f"cluster.{key}: {text} is more than the {format_bandwidth(port)} per direction that {accelerator.name} "
+            f"has ({format_bandwidth(2 * port)} is both directions together); was {format_bandwidth(port)} meant?"
+        )
+
+
 def _nvlink_bandwidth(accelerator: Accelerator) -> float:
     """NVLink bytes/s of an accelerator, per direction: of its packaged clusters, else of its generation, else 0."""
-    bandwidths = [keys.get("node.nvlink.bandwidth") for keys in _clusters_with(accelerator).values()]
     port = 0.0 if accelerator.nvlink is None else SCALE_UP_BANDWIDTH[accelerator.nvlink]
-    return max((parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=port)
+    return _packaged_bandwidth(accelerator, "node.nvlink.bandwidth", default=port)
+
+
+def _packaged_bandwidth(accelerator: Accelerator, key: str, *, default: float) -> float:
+    """The largest bytes/s that a key has in packaged clusters of an accelerator; the default where none has it."""
+    bandwidths = (keys.get(key) for keys in _clusters_with(accelerator).values())
+    return max(
+        (parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=default
+    )
 
 
 def _strip_unit(text: str) -> str:
@@ -296,5 +319,6 @@ _CHECKS: Final[tuple[Callable[[ResolvedScenario, _StatedKeys], Iterator[str]], .
     _implausible_nic_bandwidth,
     _implausible_nvlink_bandwidth,
     _bidirectional_nvlink_bandwidth,
+    _bidirectional_pcie_bandwidth,
     _ineffective_oversubscription,
 )

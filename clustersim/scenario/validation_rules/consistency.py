@@ -47,6 +47,7 @@ from clustersim.scenario.validation_rules.optimizer import (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
 )
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
@@ -59,6 +60,7 @@ from clustersim.scenario.validation_rules.precision import (
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
+from clustersim.scenario.validation_rules.selected_keys import check_selected_keys
 from clustersim.scenario.validation_rules.towers import check_encoder, check_images
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
@@ -449,6 +451,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_mtp,
     check_recompute_layers,
     check_mla_recompute,
+    check_selected_keys,
     check_batch,
     check_sequence,
     check_images,
@@ -472,6 +475,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_z_loss,
     _check_step_count,
     _check_jitter,
 )

@@ -28,6 +28,12 @@ def check_context_parallel(scenario: ResolvedScenario) -> Iterator[str]:
                 f"layout.cp: {cp} splits sequences, and how {mixer.label} works on a part of one is not known",
                 Remedy("layout.cp", ((1,),)),
             )
+        kind = scenario.layout.cp_kind
+        if mixer.context_rule is ContextRule.KEY_GATHER and kind is not ContextParallelKind.ALL_GATHER:
+            yield Problem(
+                f"layout.cp_kind: {kind.value}, but ranks gather the keys that {mixer.label} selects from",
+                Remedy("layout.cp_kind", ((ContextParallelKind.ALL_GATHER.value,),)),
+            )
         size = mixer.sharded_sizes[0]
         if mixer.context_rule is ContextRule.HEAD_EXCHANGE and size.size % (tp * cp):
             yield Problem(

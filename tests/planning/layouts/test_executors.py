@@ -13,7 +13,7 @@ import pytest
 from distributed import LocalCluster
 
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts import LayoutSearch, SearchSpace
+from clustersim.planning.layouts import LayoutSearch, SearchSpace, executors
 from clustersim.planning.layouts.executors import open_executor
 from clustersim.results.search_result import LayoutResult, SearchResult
 from tests.planning.layouts.search_scenarios import search_scenario
@@ -94,6 +94,37 @@ def test_a_lost_cluster_is_reported() -> None:
             assert executor is not None
             scheduler.kill()
             layout_search(executor=executor, workers=workers).run()
+
+
+def test_workers_with_other_versions_are_refused_by_name() -> None:
+    here = executors.installed_versions()
+    executors.require_equal_versions({"tcp://a:1": here, "tcp://b:2": dict(here)}, "dask://host:1")
+    older = {**here, "numpy": "1.26.4", "Python": "3.12"}
+    sentence = (
+        f"executor: worker tcp://b:2 of dask://host:1 has Python 3.12 instead of {here['Python']}, numpy 1.26.4 "
+        f"instead of {here['numpy']}; install the same there"
+    )
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        executors.require_equal_versions({"tcp://a:1": here, "tcp://b:2": older}, "dask://host:1")
+    without = {package: version for package, version in here.items() if package != "simpy"}
+    with pytest.raises(InputError, match=r"simpy not installed instead of \d"):
+        executors.require_equal_versions({"tcp://b:2": without}, "dask://host:1")
+
+
+def test_workers_without_clustersim_are_refused_by_name() -> None:
+    failed = {"tcp://b:2": ModuleNotFoundError("No module named 'clustersim'")}
+    with pytest.raises(
+        InputError, match=r"worker tcp://b:2 of dask://host:1 cannot run clustersim \(.*No module named"
+    ):
+        executors.require_equal_versions(failed, "dask://host:1")
+
+
+@pytest.mark.slow
+def test_dask_workers_with_other_versions_are_refused(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = cluster.scheduler_address.removeprefix("tcp://")
+    monkeypatch.setattr(executors, "version", lambda _package: "0.1")  # in this process alone
+    with pytest.raises(InputError, match=r"numpy [1-9]\S* instead of 0\.1"), open_executor(f"dask://{address}", 1):
+        pass
 
 
 @pytest.mark.slow

@@ -139,6 +139,18 @@ def test_explicit_values_are_not_pruned_by_heuristics() -> None:
     assert any("layout.data=zero2" in candidate_override for candidate_override in candidate_overrides(space))
 
 
+@pytest.mark.parametrize(("framework", "absent"), [("transformers", {"pp"}), ("llm.c", {"tp", "cp", "pp"})])
+def test_ranks_are_divided_only_along_axes_that_the_framework_has(framework: str, absent: set[str]) -> None:
+    """A pipeline was recommended for Transformers, which has none; one that the file has is searched all the same."""
+    (job,) = SearchSpace.from_scenario(search_scenario(f"framework={framework}", "layout={data: ddp}")).jobs
+    varied = {axis for axis in ("tp", "cp", "pp") if f"layout.{axis}" in job.values}
+    assert not varied & absent
+    assert len(varied) == 0 or framework == "transformers"
+    ported = search_scenario(f"framework={framework}", "layout={pp: 2, data: ddp}")
+    (ported_job,) = SearchSpace.from_scenario(ported).jobs
+    assert len(ported_job.values["layout.pp"]) > 1
+
+
 def test_each_size_and_cluster_is_a_separate_search_job() -> None:
     space = SearchSpace.from_scenario(search_scenario(), gpus=[8, 16], clusters=["dgx-h100", "dgx-a100"])
     assert [search_job.overrides for search_job in space.jobs] == [

@@ -6,6 +6,7 @@ What turns an option on is a remedy (`remedies_compute`, `remedies_communication
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from clustersim.common.errors import InputError
 from clustersim.model.training import NONE_FUSED, AttentionBackend, FullRecompute
 from clustersim.parallel.data_parallel_strategy import with_overlap
 from clustersim.scenario.changes.health import without_stragglers
@@ -55,6 +56,16 @@ def _without_newest_flash(scenario: Scenario) -> Scenario | None:
     """FlashAttention-2 in place of the fastest library's."""
     is_newest = scenario.training.attention in (AttentionBackend.FLASH, AttentionBackend.SDPA)
     return with_training(scenario, attention=AttentionBackend.FLASH2) if is_newest else None
+
+
+def _without_compiler(scenario: Scenario) -> Scenario | None:
+    """Layers that torch.compile leaves as they are: it is off, or falls back."""
+    if not scenario.framework.compiled:
+        return None
+    try:
+        return scenario.with_overrides("framework.torch_compile=false", suggest=False)
+    except InputError:
+        return None
 
 
 def _with_full_recompute(scenario: Scenario) -> Scenario | None:
@@ -135,6 +146,12 @@ KERNEL_SWITCHES: Final = (
         "attention is FlashAttention-2, not the fastest library's",
         ChangeSubject.FRAMEWORK,
         _without_newest_flash,
+    ),
+    _switched_off(
+        "not_compiled",
+        "layers are not compiled (torch.compile is off, or falls back to eager)",
+        ChangeSubject.FRAMEWORK,
+        _without_compiler,
     ),
     _switched_off("recompute", "all layers are recomputed", ChangeSubject.RECOMPUTE, _with_full_recompute),
 )

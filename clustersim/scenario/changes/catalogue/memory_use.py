@@ -1,7 +1,7 @@
 """Changes that lower the peak of memory, those that cost the least time first.
 
-Each change has alternatives of increasing effect; their details are overrides as on the command line. They keep
-the number of GPUs and the batch.
+Each change has alternatives of increasing effect, with the overrides that make them. They keep the number of GPUs
+and the batch.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,9 @@ from clustersim.common.dtypes import DType
 from clustersim.model.offload import ActivationOffload, OptimizerOffload
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute
+from clustersim.parallel.mesh import CONTEXT, PIPELINE, TENSOR, Axis
 from clustersim.parallel.plan import Plan
-from clustersim.scenario.changes.layout import with_layout, with_pp_factor, with_tp_factor, with_zero_stage
+from clustersim.scenario.changes.layout import with_cp_factor, with_layout, with_pp_factor, with_tp_factor
 from clustersim.scenario.changes.scenario_change import (
     ApplyChange,
     Baseline,
@@ -25,6 +26,7 @@ from clustersim.scenario.changes.scenario_change import (
     ScenarioChange,
 )
 from clustersim.scenario.changes.training import with_microbatch_size, with_offload, with_recompute, with_training
+from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.scenario import Scenario
 
 _MOE_MLA_MODULES: Final = frozenset({RecomputeModule.MOE_ACTIVATION, RecomputeModule.MLA_UP_PROJECTION})
@@ -35,6 +37,7 @@ _MODULE_SETS: Final = (
     frozenset({RecomputeModule.MOE}),
 )
 _FACTORS: Final = (2, 4, 8)
+_SHARDED_STRATEGIES: Final = ("zero1", "zero2", "fsdp", "zero3")
 
 
 def _more_recompute(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -44,14 +47,17 @@ def _more_recompute(baseline: Baseline) -> Iterator[ChangedScenario]:
     layers = max(stage.layer_count for stage in plan.stages)
     recomputed = max(map(plan.recomputed_layer_count, plan.stages))
     if current == NoRecompute():
-        yield ChangedScenario(with_recompute(scenario, SelectiveRecompute()), "training.recompute=selective")
+        yield _changed(with_recompute(scenario, SelectiveRecompute()), "training.recompute=selective")
     yield from _more_modules(scenario, plan)
-    mode = "training.recompute=full " if current.is_selective else ""
+    mode = ("training.recompute=full",) if current.is_selective else ()
     for count in range(recomputed + 1, layers):
-        changed = with_recompute(scenario, FullRecompute(count))
-        yield ChangedScenario(changed, f"{mode}training.recompute.layers={count}")
+        yield _changed(with_recompute(scenario, FullRecompute(count)), *mode, f"training.recompute.layers={count}")
     if recomputed < layers:
-        yield ChangedScenario(with_recompute(scenario, FullRecompute()), "training.recompute=full")
+        yield _changed(with_recompute(scenario, FullRecompute()), "training.recompute=full")
+
+
+def _changed(scenario: Scenario, *overrides: str) -> ChangedScenario:
+    return ChangedScenario(scenario, overrides=overrides)
 
 
 def _scenario_plan(scenario: Scenario) -> Plan:
@@ -81,13 +87,13 @@ def _more_modules(scenario: Scenario, plan: Plan) -> Iterator[ChangedScenario]:
         if enlarged != current:
             names = ",".join(module.value for module in RecomputeModule if module in enlarged)
             changed = with_recompute(scenario, SelectiveRecompute(enlarged))
-            yield ChangedScenario(changed, f"training.recompute.modules=[{names}]")
+            yield _changed(changed, f"training.recompute.modules=[{names}]")
             current = enlarged
 
 
 def _smallest_microbatch(baseline: Baseline) -> Iterator[ChangedScenario]:
     if baseline.scenario.training.microbatch > 1:
-        yield ChangedScenario(with_microbatch_size(baseline.scenario, 1), "training.microbatch=1")
+        yield _changed(with_microbatch_size(baseline.scenario, 1), "training.microbatch=1")
 
 
 def _quantized_weights(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -95,36 +101,41 @@ def _quantized_weights(baseline: Baseline) -> Iterator[ChangedScenario]:
     lora = baseline.scenario.training.lora
     if lora is not None and lora.base is None:
         changed = with_training(baseline.scenario, lora=replace(lora, base=DType.NF4))
-        yield ChangedScenario(changed, "training.lora.base=nf4")
+        yield _changed(changed, "training.lora.base=nf4")
 
 
 def _sequence_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Sequence parallelism of norms and residuals."""
     layout = baseline.scenario.layout
     if layout.tp > 1 and not layout.sequence_parallel:
-        yield ChangedScenario(with_layout(baseline.scenario, sequence_parallel=True), "layout.sequence_parallel=true")
+        yield _changed(with_layout(baseline.scenario, sequence_parallel=True), "layout.sequence_parallel=true")
 
 
 def _higher_zero_stages(baseline: Baseline) -> Iterator[ChangedScenario]:
-    """Higher ZeRO stages, as far as frameworks support them: with a pipeline, optimizer states only.
-
-    With a pipeline, ZeRO-2 and FSDP hold gradients and parameters unsharded during the step
-    (`parallel.data_parallel_strategy`).
-    """
-    layout = baseline.scenario.layout
-    max_stage = 1 if layout.is_pipelined else 3
-    if any(group.dp_size > 1 for group in _scenario_plan(baseline.scenario).parameter_groups):
-        for stage in range(layout.data.zero_stage + 1, max_stage + 1):
-            yield ChangedScenario(with_zero_stage(baseline.scenario, stage), f"layout.data=zero{stage}")
+    """Higher ZeRO stages that the framework supports."""
+    scenario, layout = baseline.scenario, baseline.scenario.layout
+    supported = scenario.framework.supported_layouts.strategies(is_pipelined=layout.is_pipelined)
+    if not any(group.dp_size > 1 for group in _scenario_plan(scenario).parameter_groups):
+        return
+    for name in (name for name in _SHARDED_STRATEGIES if name in supported):
+        strategy = DataParallelConfig.model_validate(name).strategy()
+        if strategy.zero_stage > layout.data.zero_stage:
+            yield _changed(with_layout(scenario, data=strategy), f"layout.data={name}")
 
 
 def _more_tensor_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Tensor instead of data parallelism, inside the NVLink domain."""
     scenario, layout = baseline.scenario, baseline.scenario.layout
-    for factor in _FACTORS:
-        if layout.as_configured.dp % factor == 0 and layout.tp * factor <= _domain_size(scenario):
+    for factor in _dp_divisors(scenario, TENSOR):
+        if layout.tp * factor <= _domain_size(scenario):
             wider = with_tp_factor(scenario, factor)
-            yield ChangedScenario(wider, _format_degrees(wider))
+            yield _changed(wider, *_degree_overrides(wider))
+
+
+def _dp_divisors(scenario: Scenario, axis: Axis) -> Iterator[int]:
+    """Factors by which an axis may grow at the cost of data parallelism, if the framework divides along it."""
+    if scenario.supports_axis(axis.name):
+        yield from (factor for factor in _FACTORS if scenario.layout.as_configured.dp % factor == 0)
 
 
 def _domain_size(scenario: Scenario) -> int:
@@ -136,16 +147,22 @@ def _domain_size(scenario: Scenario) -> int:
 def _more_pipeline_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
     """Pipeline instead of data parallelism."""
     layout = baseline.scenario.layout
-    even_layers = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
-    for factor in _FACTORS:
-        if layout.as_configured.dp % factor == 0:
-            deeper = with_pp_factor(baseline.scenario, factor)
-            yield ChangedScenario(deeper, _format_degrees(deeper) + even_layers)
+    even_layers = ("layout.layers_per_stage=even",) if layout.layers_per_stage else ()
+    for factor in _dp_divisors(baseline.scenario, PIPELINE):
+        deeper = with_pp_factor(baseline.scenario, factor)
+        yield _changed(deeper, *_degree_overrides(deeper), *even_layers)
 
 
-def _format_degrees(scenario: Scenario) -> str:
+def _more_context_parallelism(baseline: Baseline) -> Iterator[ChangedScenario]:
+    """Context instead of data parallelism."""
+    for factor in _dp_divisors(baseline.scenario, CONTEXT):
+        wider = with_cp_factor(baseline.scenario, factor)
+        yield _changed(wider, f"layout.cp={wider.layout.cp}", f"layout.dp={wider.layout.as_configured.dp}")
+
+
+def _degree_overrides(scenario: Scenario) -> tuple[str, ...]:
     configured = scenario.layout.as_configured
-    return f"layout.tp={configured.tp} layout.pp={configured.pp} layout.dp={configured.dp}"
+    return f"layout.tp={configured.tp}", f"layout.pp={configured.pp}", f"layout.dp={configured.dp}"
 
 
 def _more_offload(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -153,14 +170,14 @@ def _more_offload(baseline: Baseline) -> Iterator[ChangedScenario]:
     scenario, offload = baseline.scenario, baseline.scenario.training.offload
     if offload.states is None:
         changed = with_offload(scenario, replace(offload, states=OptimizerOffload()))
-        yield ChangedScenario(changed, "training.offload.optimizer=true")
+        yield _changed(changed, "training.offload.optimizer=true")
     if offload.activations is None:
         changed = with_offload(scenario, replace(offload, activations=ActivationOffload()))
-        yield ChangedScenario(changed, "training.offload.activations=all")
+        yield _changed(changed, "training.offload.activations=all")
 
 
 def _ladder(name: str, subject: ChangeSubject, apply: ApplyChange) -> ScenarioChange:
-    """A change whose alternatives say all that there is to say."""
+    """A change whose overrides say all that there is to say."""
     return ScenarioChange(name, "", subject, ChangeUse.MEMORY, apply, requires_fit=True)
 
 
@@ -175,5 +192,6 @@ LAYOUT_LADDERS: Final = (
     _ladder("higher_zero_stage", ChangeSubject.LAYOUT, _higher_zero_stages),
     _ladder("more_tensor_parallelism", ChangeSubject.LAYOUT, _more_tensor_parallelism),
     _ladder("more_pipeline_parallelism", ChangeSubject.LAYOUT, _more_pipeline_parallelism),
+    _ladder("more_context_parallelism", ChangeSubject.LAYOUT, _more_context_parallelism),
     _ladder("more_offload", ChangeSubject.OFFLOAD, _more_offload),
 )

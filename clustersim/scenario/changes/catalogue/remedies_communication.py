@@ -57,18 +57,22 @@ def _data_remedy(
     find_alternatives: Callable[[Baseline], Iterator[Alternative]],
     can_help: Callable[[DataParallelStrategy, bool], bool],
     addresses: frozenset[StepLoss] = _DATA_LOSSES,
+    *,
+    needs: str = "",
 ) -> ScenarioChange:
-    """A remedy of data parallelism. can_help: of a strategy over several ranks, with a pipeline or without."""
-    return remedy(
-        name,
-        label,
-        ChangeSubject.LAYOUT,
-        addresses,
-        find_alternatives,
-        is_relevant=lambda scenario: (
-            scenario.layout.dp * scenario.layout.cp > 1 and can_help(scenario.layout.data, scenario.layout.is_pipelined)
-        ),
-    )
+    """A remedy of data parallelism.
+
+    can_help: of a strategy over several ranks, with a pipeline or without; needs: the strategy that it ends with, which
+    the framework has to have ("": the present one).
+    """
+
+    def is_relevant(scenario: Scenario) -> bool:
+        layout = scenario.layout
+        supported = scenario.framework.supported_layouts.strategies(is_pipelined=layout.is_pipelined)
+        is_supported = not needs or needs in supported
+        return layout.dp * layout.cp > 1 and is_supported and can_help(layout.data, layout.is_pipelined)
+
+    return remedy(name, label, ChangeSubject.LAYOUT, addresses, find_alternatives, is_relevant=is_relevant)
 
 
 def _hybrid_sharding(baseline: Baseline) -> Iterator[Alternative]:
@@ -226,12 +230,14 @@ SHARDING_REMEDIES: Final = (
         lambda _: iter((Alternative(("layout.data=zero1",)),)),
         lambda strategy, _: isinstance(strategy, DdpStrategy),
         _DATA_LOSSES | {StepLoss.OPTIMIZER},
+        needs="zero1",
     ),
     _data_remedy(
         "hybrid_sharding",
         "weights cut over as few ranks as fit, equal on the rest",
         _hybrid_sharding,
         lambda strategy, _: strategy.shards_parameters and strategy.shard_size is None,
+        needs="hsdp",
     ),
     _data_remedy(
         "keep_gathered",
@@ -264,7 +270,7 @@ EXPERT_REMEDIES: Final = (
         "experts_across",
         "experts spread across NVLink domains",
         _experts_across_domains(within=False),
-        lambda scenario: ep_fits_domains(scenario, scenario.layout.ep),
+        lambda scenario: ep_fits_domains(scenario, scenario.layout.ep) and scenario.supports_axis(EXPERT.name),
     ),
     _moe_remedy(
         "overlapped_experts",

@@ -72,7 +72,7 @@ RECOMPUTE_CHANGES: Final = (
 OVERHEAD_CHANGES: Final = (
     ScenarioChange(
         "no_overheads",
-        "no overheads outside the model (training.overheads: none)",
+        "no overheads outside the model (training.overheads)",
         ChangeSubject.FRAMEWORK,
         ChangeUse.WHAT_IF,
         _no_overheads,

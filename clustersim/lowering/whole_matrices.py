@@ -1,10 +1,11 @@
-"""Lowering of Muon: when matrices are gathered, orthogonalized and sent back.
+"""Lowering of Muon and SOAP: when whole matrices are gathered, orthogonalized (or updated) and sent back.
 
 The momentum of all matrices is updated in one segment, their weights in another; between them each matrix's
 Newton-Schulz iteration is a segment of its own, matrix after matrix on the compute stream. Where ranks exchange
 matrices (`MuonDistribution`), the communication of one overlaps the iteration of the one before, unless `overlap`
 is off; nothing is gathered further ahead, as it takes memory. Matrices that tensor-parallel ranks share are exchanged
-inside the segment, which waits for it (`newton_schulz_tp` in NVIDIA-NeMo/Emerging-Optimizers).
+inside the segment, which waits for it (`newton_schulz_tp` in NVIDIA-NeMo/Emerging-Optimizers). SOAP's step of a matrix
+takes the place of the iteration, on the rank that has it.
 """
 
 from collections import Counter
@@ -14,7 +15,8 @@ from dataclasses import dataclass, field
 from clustersim.common.units import Bytes
 from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
-from clustersim.model.optimizers import Muon, MuonDistribution
+from clustersim.model.optimizers import Muon, MuonDistribution, Soap
+from clustersim.model.soap import matrix_kernels
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.matrix_owners import (
     MatrixCounts,
@@ -33,15 +35,15 @@ _AHEAD = 2  # a matrix is sent for while the one before is orthogonalized
 
 
 @dataclass(slots=True)
-class MuonLowering:
-    """Orthogonalizes the matrices of one rank.
+class WholeMatrixLowering:
+    """Updates the matrices of one rank.
 
     after: the task that has updated the momentum; _computed: the last compute task of each exchange so far; sent: tasks
     that return orthogonal matrices, which the update of the weights waits for.
     """
 
     builder: RankProgramBuilder
-    muon: Muon
+    optimizer: Muon | Soap
     after: int
     sent: list[int] = field(default_factory=list)
     _computed: list[int] = field(default_factory=list)
@@ -53,32 +55,32 @@ class MuonLowering:
         matrices = [shared for unit in layers for shared in unit]
         if not matrices:
             return
-        distribution = self.muon.distribution_for(plan.layout.data.zero_stage)
+        distribution = self.optimizer.distribution_for(plan.layout.data.zero_stage)
         if group.shard_group is None or group.shard_count == 1:
             distribution = MuonDistribution.REPLICATED
         match distribution, group.shard_group:
             case MuonDistribution.LAYER_WISE, CommGroup():
-                owned = busiest_owner(count_matrices(matrices), self.muon, group.shard_count)
-                self._add_iterations(_in_batches(matrices, owned, self.muon))
+                owned = busiest_owner(count_matrices(matrices), self.optimizer, group.shard_count)
+                self._add_iterations(_in_batches(matrices, owned, self.optimizer))
             case MuonDistribution.ALL_TO_ALL, CommGroup() as comm_group:
                 self._add_exchanges(matrices, comm_group, group.shard_count)
             case MuonDistribution.GATHER, CommGroup() as comm_group if plan.layout.data.shards_parameters:
                 for unit in layers:
                     elements = sum(shared.matrix.elements * shared.matrix.count for shared in unit)
-                    self._add_gathered(_in_batches(unit, count_matrices(unit), self.muon), elements, comm_group)
+                    self._add_gathered(_in_batches(unit, count_matrices(unit), self.optimizer), elements, comm_group)
             case MuonDistribution.GATHER, CommGroup() as comm_group:
-                touched, missing = busiest_slice(matrices, self.muon, group.shard_count)
+                touched, missing = busiest_slice(matrices, self.optimizer, group.shard_count)
                 payload = missing * group.shard_count / (group.shard_count - 1)  # of which this rank has one share
-                self._add_gathered(_in_batches(matrices, touched, self.muon), payload, comm_group)
+                self._add_gathered(_in_batches(matrices, touched, self.optimizer), payload, comm_group)
             case _:
-                self._add_iterations(_in_batches(matrices, count_matrices(matrices), self.muon))
+                self._add_iterations(_in_batches(matrices, count_matrices(matrices), self.optimizer))
 
     def _add_iterations(self, batches: Counter[SharedMatrix], depends_on: tuple[int, ...] = ()) -> None:
         """Orthogonalize matrices one after the other, after `depends_on` or the momentum's update."""
         task = self.after
         for shared, count in sorted(batches.items()):
             name = f"orthogonalize {shared.matrix.outputs} x {shared.matrix.inputs}"
-            operations = [*_iteration_operations(shared, self.muon)]
+            operations = [*_iteration_operations(shared, self.optimizer)]
             task = self.builder.add_repeated_standalone(name, operations, depends_on, count)
             depends_on = ()
         self._computed.append(task)
@@ -95,7 +97,7 @@ class MuonLowering:
 
     def _add_exchanges(self, matrices: Sequence[SharedMatrix], comm_group: CommGroup, ranks: int) -> None:
         """Exchange equal matrices, one (or one batch) for each rank at a time, and send them back."""
-        counts = _batch_sizes(matrices, self.muon)
+        counts = _batch_sizes(matrices, self.optimizer)
         for shared, total in sorted(count_matrices(matrices).items()):
             size = min(counts[shared], -(-total // ranks))
             full_rounds, remainder = divmod(total, size * ranks)
@@ -108,9 +110,9 @@ class MuonLowering:
 
     def _add_collective(self, name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> int:
         """Add a collective that a later iteration waits for; return its task."""
-        ahead = _AHEAD if self.muon.overlap else 1
+        ahead = _AHEAD if self.optimizer.overlap else 1
         inputs = [self.after, *self._computed[-ahead : len(self._computed) - ahead + 1]]
-        if not self.muon.overlap:
+        if not self.optimizer.overlap:
             inputs += self.sent[-1:]
         return self.builder.add_dp_collective(_comm_op(name, collective, comm_group, elements), inputs)
 
@@ -124,31 +126,39 @@ def _comm_op(name: str, collective: CollectiveType, comm_group: CommGroup, eleme
     return CommOp(name, collective, comm_group.name, float(elements * _ITERATE_BYTES))
 
 
-def _batch_sizes(matrices: Sequence[SharedMatrix], muon: Muon) -> dict[SharedMatrix, int]:
+def _batch_sizes(matrices: Sequence[SharedMatrix], optimizer: Muon | Soap) -> dict[SharedMatrix, int]:
     """How many equal matrices are orthogonalized at once: those of a layer, or one."""
     sizes: dict[SharedMatrix, int] = {}
     for shared in matrices:
-        sizes[shared.single] = max(sizes.get(shared.single, 1), shared.matrix.count if muon.batched else 1)
+        sizes[shared.single] = max(
+            sizes.get(shared.single, 1),
+            shared.matrix.count if (isinstance(optimizer, Muon) and optimizer.batched) else 1,
+        )
     return sizes
 
 
-def _in_batches(matrices: Sequence[SharedMatrix], counts: MatrixCounts, muon: Muon) -> Counter[SharedMatrix]:
+def _in_batches(
+    matrices: Sequence[SharedMatrix], counts: MatrixCounts, optimizer: Muon | Soap
+) -> Counter[SharedMatrix]:
     """Matrices of one rank in the batches in which they are orthogonalized. matrices: of all ranks; counts: its own."""
     batches: Counter[SharedMatrix] = Counter()
-    for shared, size in _batch_sizes(matrices, muon).items():
+    for shared, size in _batch_sizes(matrices, optimizer).items():
         full, remainder = divmod(counts.get(shared, 0), size)
         batches[shared.with_count(size)] += full
         batches[shared.with_count(max(remainder, 1))] += bool(remainder)
     return +batches
 
 
-def _iteration_operations(shared: SharedMatrix, muon: Muon) -> Iterator[Operation]:
-    """The Newton-Schulz iteration of a matrix, with what tensor-parallel ranks exchange for it."""
-    iteration = shared_iteration(shared.matrix, muon, shared.ranks)
+def _iteration_operations(shared: SharedMatrix, optimizer: Muon | Soap) -> Iterator[Operation]:
+    """The update of a matrix: Muon's iteration, with what tensor-parallel ranks exchange for it, or SOAP's step."""
+    if isinstance(optimizer, Soap):
+        yield from (Operation(kernel, WorkType.OPTIMIZER) for kernel in matrix_kernels(shared.matrix, optimizer))
+        return
+    iteration = shared_iteration(shared.matrix, optimizer, shared.ranks)
     if iteration.gathered_bytes:
         yield _blocking("gather matrix", CollectiveType.ALL_GATHER, shared, iteration.gathered_bytes)
-    product, updates = product_kernel(iteration, muon), update_kernels(iteration, muon)
-    for _ in range(muon.steps):
+    product, updates = product_kernel(iteration, optimizer), update_kernels(iteration, optimizer)
+    for _ in range(optimizer.steps):
         yield Operation(product, WorkType.OPTIMIZER)
         if iteration.summed_bytes:
             yield _blocking("sum products", CollectiveType.ALL_REDUCE, shared, iteration.summed_bytes)

@@ -1,0 +1,69 @@
+"""Lowering of an optimizer of matrices: the momentum and all other weights element by element, then the matrices."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from clustersim.lowering.dion import DionLowering
+from clustersim.lowering.overheads import optimizer_operations
+from clustersim.lowering.program_builder import RankProgramBuilder
+from clustersim.lowering.whole_matrices import WholeMatrixLowering
+from clustersim.model.kernels import Kernel
+from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
+from clustersim.model.optimizer_kernels import optimizer_step_kernels
+from clustersim.model.optimizers import Dion, MatrixOptimizer, Muon, Soap
+from clustersim.model.power_iteration import momentum_sum_kernel
+from clustersim.model.precision_recipe import WeightFormats
+from clustersim.model.soap import gradient_kernel, weight_kernel
+from clustersim.model.training import Training
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.program.task import Operation
+
+
+def add_matrix_updates(
+    builder: RankProgramBuilder,
+    stages: tuple[PipelineStage, ...],
+    updates: list[tuple[Training, float]],
+    inputs: tuple[list[Operation], tuple[int, ...]],
+) -> int:
+    """Update weights element by element and the momentum of matrices, then these as wholes.
+
+    inputs: operations that come first, and the tasks that they wait for.
+    """
+    prepare, depends_on = inputs
+    elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
+    task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
+    matrix_updates = [
+        (training, count) for training, count in updates if isinstance(training.optimizer, Muon | Dion | Soap) and count
+    ]
+    if not matrix_updates:
+        return task
+    (optimizer,) = {training.optimizer for training, _ in matrix_updates}
+    lowering = (
+        DionLowering(builder, optimizer, task)
+        if isinstance(optimizer, Dion)
+        else WholeMatrixLowering(builder, optimizer, task)
+    )
+    for group in builder.plan.trained_groups:
+        if isinstance(group.optimizer, MatrixOptimizer):
+            lowering.add_group(group, stages)
+    if isinstance(lowering, DionLowering):
+        return builder.add_standalone("optimizer", [], ())
+    update = weight_kernel if isinstance(optimizer, Soap) else weight_update_kernel
+    kernels = [update(training.recipe.weight_formats, count) for training, count in matrix_updates]
+    return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
+
+
+def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]:
+    """The update of weights element by element, or of the momentum of matrices."""
+    formats, optimizer = training.recipe.weight_formats, training.optimizer
+    if not isinstance(optimizer, MatrixOptimizer):
+        return optimizer_step_kernels(training, count)
+    prepare = _PREPARATIONS[type(optimizer)]
+    return (prepare(formats, count),) if count else ()
+
+
+_PREPARATIONS: Final[Mapping[type[MatrixOptimizer], Callable[[WeightFormats, float], Kernel]]] = {
+    Muon: momentum_kernel,
+    Dion: momentum_sum_kernel,
+    Soap: gradient_kernel,
+}

@@ -1,0 +1,77 @@
+"""What does the explorer page leave out of a scenario whose memory it would else change?
+
+Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks;
+one optimizer for all weights. MTP layers, which add an embedding and logits to the stage that holds them, other kinds
+of context parallelism and optimizers of matrices are not in them, so the page draws the scenario without these, and
+says what they take.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from clustersim.common.errors import InputError
+from clustersim.common.units import format_bytes
+from clustersim.model.optimizers import MatrixOptimizer
+from clustersim.parallel.context_parallel import ContextParallelKind
+from clustersim.results.memory_check import fits_in_memory, memory_timelines
+from clustersim.scenario import Scenario
+from clustersim.scenario.validation_rules.consistency import check_layers
+
+
+def drawn_scenario(scenario: Scenario) -> Scenario:
+    """The scenario as it is drawn: without MTP layers, with rings, with one optimizer for matrices and other weights.
+
+    Raise InputError if a pipeline stage holds nothing then.
+    """
+    drawn, optimizer = without_mtp_layers(scenario), scenario.training.optimizer
+    if scenario.layout.cp_kind is not ContextParallelKind.RING:
+        drawn = replace(drawn, layout=replace(drawn.layout, cp_kind=ContextParallelKind.RING, cp_inner=None))
+    if isinstance(optimizer, MatrixOptimizer):
+        drawn = replace(drawn, training=replace(drawn.training, optimizer=optimizer.scalar))
+    return drawn
+
+
+def without_mtp_layers(scenario: Scenario) -> Scenario:
+    """The scenario without MTP layers; partitioned evenly where its own partition is only for them.
+
+    Raise InputError if a pipeline stage holds nothing else.
+    """
+    if not scenario.model.mtp_layers:
+        return scenario
+    own_partition = replace(scenario, model=replace(scenario.model, mtp_layers=0))
+    even_partition = replace(own_partition, layout=replace(scenario.layout, layers_per_stage=None))
+    for stripped in (own_partition, even_partition):
+        if not [*check_layers(stripped)]:
+            return stripped
+    raise InputError(
+        f"model.mtp_layers: {scenario.model.mtp_layers}, without which a pipeline stage holds nothing, and the "
+        "explorer's page knows no such layers; run and check do, or set it to 0"
+    )
+
+
+def describe_omissions(scenario: Scenario, drawn: Scenario) -> str | None:
+    """A sentence on what the page leaves out, with its memory; None: nothing. drawn: the scenario as it is drawn."""
+    omitted = [*_omitted(scenario)]
+    if not omitted:
+        return None
+    with_all, without = memory_timelines(scenario), memory_timelines(drawn)
+    changes = [abs(ledger.peak - drawn_ledger.peak) for ledger, drawn_ledger in zip(with_all, without, strict=True)]
+    rank, needed = changes.index(max(changes)), max(ledger.peak for ledger in with_all)
+    them = "it" if len(omitted) == 1 and scenario.model.mtp_layers < 2 else "them"
+    return (
+        f"Not drawn: {' and '.join(omitted)}, with which pipeline "
+        f"rank {rank} of the scenario needs {format_bytes(with_all[rank].peak)} at its peak instead of "
+        f"{format_bytes(without[rank].peak)}, and the fullest GPU {format_bytes(needed)}, which "
+        f"{'fits' if fits_in_memory(scenario) else 'does not fit'}; simulated steps have {them}."
+    )
+
+
+def _omitted(scenario: Scenario) -> Iterator[str]:
+    """What is left out."""
+    if count := scenario.model.mtp_layers:
+        layers = "layer" if count == 1 else "layers"
+        yield f"the {count} multi-token prediction (MTP) {layers} of {scenario.model.name}"
+    if (kind := scenario.layout.cp_kind) is not ContextParallelKind.RING:
+        yield f"layout.cp_kind {kind.value} (drawn as ring)"
+    if isinstance(optimizer := scenario.training.optimizer, MatrixOptimizer):
+        yield f"the optimizer {optimizer.name} (drawn as {optimizer.scalar.value} of all weights)"

@@ -1,0 +1,84 @@
+"""When does a cut of a link between sites stop local training?
+
+Replicas go on through a cut until the next exchange is due, and as long as that overlaps inner steps; a cut that ends
+before costs nothing. A site that other links still connect goes on, more slowly than is said here, as the traffic of
+the cut link is not added to theirs. Of sites that are cut apart those with most GPUs go on together, where rounds do
+not wait for the absent ones.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+import networkx as nx
+
+from clustersim.common.units import Seconds
+from clustersim.hardware.failures import FailureComponent
+from clustersim.reliability.failure_events import FailureEvent, generate_failures
+from clustersim.reliability.run_estimate import failure_inputs
+from clustersim.results.outer_rounds import OuterRounds
+from clustersim.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """From `begin` to `end` the exchange of some sites (by their position in the job) does not reach the others."""
+
+    begin: Seconds
+    end: Seconds
+    absent_sites: frozenset[int]
+
+
+@dataclass(frozen=True)
+class LinkCuts:
+    """The cuts of a job's links. window: seconds that are drawn at a time."""
+
+    scenario: Scenario
+    rounds: OuterRounds
+    seed: int
+    window: Seconds
+
+    def outages(self, run: int, horizon: Seconds) -> Iterator[Outage]:
+        """What the cuts of a run stop until a time."""
+        reliability, domains, _ = failure_inputs(self.scenario)
+        modes = tuple(mode for mode in reliability.failures if mode.rate.component is FailureComponent.WAN)
+        pairs = self._linked_sites()
+        if not modes or not pairs:
+            return
+        failures = generate_failures(replace(reliability, failures=modes), domains, self.seed, run, self.window)
+        for event in takewhile(lambda event: event.time < horizon, failures):
+            repair = modes[event.failure_index].repair_time.at_z_score(event.draws[0])
+            yield from self._outage(event, repair, pairs)
+
+    def _outage(self, event: FailureEvent, repair: Seconds, pairs: Sequence[tuple[int, int]]) -> Iterator[Outage]:
+        begin, end = self._next_exchange(event.time), event.time + repair
+        absent = self._absent_sites(pairs, event.node % len(pairs))
+        if absent and begin < end:
+            yield Outage(begin, end, absent)
+
+    def _next_exchange(self, time: Seconds) -> Seconds:
+        """When replicas begin to wait for the first exchange that is due at this time or later."""
+        settings, interval = self.rounds.settings, self.rounds.round_seconds / self.rounds.settings.fragments
+        return math.ceil(time / interval) * interval + settings.overlap * self.rounds.inner_step_time
+
+    def _linked_sites(self) -> list[tuple[int, int]]:
+        """Pairs of the job's sites that have a link, by their position in the job."""
+        positions = {site.name: position for position, site in enumerate(self.rounds.sites)}
+        ends = [
+            sorted((positions[link.source], positions[link.target]))
+            for link in self.rounds.links
+            if link.source in positions and link.target in positions
+        ]
+        return list(dict.fromkeys((first, second) for first, second in ends))
+
+    def _absent_sites(self, pairs: Sequence[tuple[int, int]], cut: int) -> frozenset[int]:
+        """Sites that are not connected with those that have most GPUs once a link is cut."""
+        graph: nx.Graph[int] = nx.Graph()
+        graph.add_nodes_from(range(len(self.rounds.sites)))
+        graph.add_edges_from(pair for index, pair in enumerate(pairs) if index != cut)
+        parts = sorted(nx.connected_components(graph), key=lambda part: (-self._gpus(part), min(part)))
+        return frozenset(site for part in parts[1:] for site in part)
+
+    def _gpus(self, sites: set[int]) -> int:
+        return sum(self.rounds.sites[site].gpus for site in sites)
