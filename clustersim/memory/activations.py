@@ -94,11 +94,11 @@ class Activations:
         """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
         key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
         if key not in self._bytes_cache:
-            own = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
-            self._bytes_cache[key] = self._with_encoder(stage, kind, own)
+            sizes = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+            self._bytes_cache[key] = self._with_encoder(stage, kind, sizes)
         return self._bytes_cache[key]
 
-    def _with_encoder(self, stage: PipelineStage, kind: ActionKind, own: ActivationBytes) -> ActivationBytes:
+    def _with_encoder(self, stage: PipelineStage, kind: ActionKind, sizes: ActivationBytes) -> ActivationBytes:
         """Bytes of a stage with those of the encoder that it runs, whose backward begins when its own has ended.
 
         What exists while a layer of a frozen encoder runs forward counts as temporary in the backward of the same
@@ -106,9 +106,9 @@ class Activations:
         """
         encoder = self.plan.stage_encoder(stage)
         if encoder is None:
-            return own
+            return sizes
         saved, for_wgrad, transient = Activations(encoder.plan).stage_bytes(encoder.stage, kind)
-        own_saved, own_wgrad, own_transient = own
+        own_saved, own_wgrad, own_transient = sizes
         freed = 0.0 if kind is ActionKind.WEIGHT_GRADIENT else own_saved
         forward = max(unit.forward_bytes for unit in encoder.plan.stage_units(encoder.stage))
         temporary = max(own_transient, transient - freed, forward - own_saved)

@@ -176,8 +176,8 @@ def _describe_layers(model: TransformerModel) -> str:
     """A model's name, and its mixers if not all are attention."""
     counts: dict[str, int] = {}
     for group in model.stack:
-        label = "MLP" if group.spec.mixer is None else group.spec.mixer.label
-        counts[label] = counts.get(label, 0) + group.count
+        for label in [mixer.label for mixer in group.spec.mixers] or ["MLP"]:
+            counts[label] = counts.get(label, 0) + group.count
     if all(isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers):
         return model.name
     return f"{model.name} ({', '.join(f'{count:,} {label}' for label, count in counts.items())})"

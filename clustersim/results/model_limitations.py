@@ -5,6 +5,7 @@ from typing import Final
 
 from clustersim.hardware.degradation import Degradations
 from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.results.selected_algorithms import SelectedAlgorithm
 from clustersim.scenario import Contention, Scenario
@@ -70,8 +71,9 @@ def _reads_images(scenario: Scenario) -> bool:
 
 
 def _has_scans(scenario: Scenario) -> bool:
-    """Whether some layer has another mixer than attention."""
-    return any(not isinstance(mixer, SoftmaxAttention) for mixer in scenario.model.distinct_mixers)
+    """Whether some layer has another mixer than attention, within its sequence or across."""
+    without_scans = (SoftmaxAttention, CrossAttention)
+    return any(not isinstance(mixer, without_scans) for mixer in scenario.model.distinct_mixers)
 
 
 def _has_sparse_attention(scenario: Scenario) -> bool:

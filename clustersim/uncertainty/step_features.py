@@ -14,6 +14,7 @@ import numpy as np
 
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.offload import Offload
+from clustersim.model.transformer import TransformerModel
 from clustersim.scenario import Scenario
 
 MIN_VISIBLE_SHARE: Final = 0.05  # features with a smaller share of the step are not reported
@@ -84,6 +85,7 @@ def step_categories(scenario: Scenario) -> frozenset[str]:
             *_software_categories(scenario),
             *_strategy_categories(scenario),
             *_layer_categories(scenario.model.distinct_specs),
+            *_image_categories(scenario.model),
         )
     )
 
@@ -143,5 +145,17 @@ def _layer_categories(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
             yield "sliding windows"
         if spec.attention is not None and not spec.attention.causal:
             yield "attention without a mask"
-        if spec.mixer is not None and spec.mixer != spec.attention:
-            yield spec.mixer.label
+        yield from (mixer.label for mixer in spec.mixers if mixer != spec.attention)
+        if spec.modulation is not None:
+            yield "modulated layers"
+
+
+def _image_categories(model: TransformerModel) -> Iterator[str]:
+    """Labels of what only models of images have."""
+    if model.patches is not None:
+        yield "images"
+    if model.encoder is not None:
+        yield "an encoder of images"
+        yield from _layer_categories(model.encoder.model.distinct_specs)
+        if model.gradients.has_frozen or model.encoder.model.gradients.has_frozen:
+            yield "frozen towers"

@@ -52,7 +52,7 @@ def test_reference_defaults_and_valid_values() -> None:
         "`25 MiB`",
     )
     assert tables_by_section["degradations.slow"]["speed"][0].startswith("a share: 0.001 to 1, or 0.1 % to 1,000 %")
-    assert tables_by_section["training"]["sequence"][1] == "needed"
+    assert tables_by_section["training"]["global_batch"][1] == "needed"
     assert tables_by_section["cost"]["network"][:2] == ("`uncontended`, `shared`", "`shared`")
 
 
