@@ -19,7 +19,7 @@ from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
 
-def simulate_program(  # noqa: PLR0913 - a step and who watches it, as `ExecutableStep` names them
+def simulate_program(
     program: Program,
     classes: SymmetryClasses,
     cost: SegmentCost,
