@@ -131,3 +131,8 @@ def test_where_a_loop_ends_is_merged_by_all_conditions_that_lead_there(
     else:
         with pytest.raises(InputError, match=r"\$SIZE = small"):
             import_megatron(ENDS, "run", gpu_count=48, context=ImportContext(None, one))
+
+
+def test_a_loop_that_may_end_in_hundreds_of_places_is_refused() -> None:
+    with pytest.raises(InputError, match="line 1: loops and functions may end in more than 200 places"):
+        imported(f"for i in $(seq 1 300); do if [ -f x$i ]; then break; fi; done\n{RUN}")
