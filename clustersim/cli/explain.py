@@ -13,7 +13,8 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clustersim.validation.explain import CandidateCause, GapExplanation
+    from clustersim.validation.explain import GapExplanation
+    from clustersim.validation.explain_causes import CandidateCause
 
 _RATIO_THRESHOLD: Final = 2.0  # shares of the gap from here on are printed as a ratio, not in percent
 
