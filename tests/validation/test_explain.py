@@ -29,7 +29,8 @@ from clustersim.model.attention import causal_factor
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
 from clustersim.scenario.changes.links import pcie_link_kinds, with_link_bandwidth
-from clustersim.validation.explain import CandidateCause, explain_gap, parse_step_time
+from clustersim.validation.explain import explain_gap, parse_step_time
+from clustersim.validation.explain_causes import CandidateCause
 
 CONFIG: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
