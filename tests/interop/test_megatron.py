@@ -418,11 +418,10 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
             "--num-layers: its value is not in the script: $LAYERS (line 1) is not known; give --define LAYERS=VALUE",
         ),
         ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--normalization rmsnorm", "RMSNorm"),
-        (SMALL + "--hybrid-override-pattern M-M*/M", "multi-token prediction layers of several kinds"),
         (SMALL + "--spec my.layers my_stack_spec", "--spec: layers of one's own"),
         (
             "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--experimental-attention-variant dsa",
-            "'dsa' is not modelled",
+            "--dsa-kernel-backend: none computes all scores unfused",
         ),
         (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
         (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
