@@ -109,6 +109,11 @@ def test_mtp_layers_that_no_pattern_describes_are_refused() -> None:
         _import(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}' --mtp-num-layers 1")
 
 
+def test_mtp_layers_of_several_kinds_are_refused() -> None:
+    with pytest.raises(InputError, match="/MM is no multi-token prediction layer"):
+        _scenario(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}/MM'")
+
+
 SPARSE = (
     f"{SMALL} --swiglu --multi-latent-attention --q-lora-rank 64 --kv-lora-rank 64 --qk-layernorm --qk-head-dim 32 "
     "--qk-pos-emb-head-dim 16 --v-head-dim 32 --disable-bias-linear --normalization RMSNorm --attention-dropout 0 "

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.documents import Documents, PackedBatch
 from clustersim.model.flops import token_flops
@@ -139,6 +140,12 @@ def test_scores_of_a_block_of_queries_are_in_memory_at_once() -> None:
     assert scores.temporary_bytes == 4096 * TOKENS * 4
     longer = _layer(shard=LayerShard(1, 32768, 32768)).operators
     assert [op.temporary_bytes for op in longer if op.name == "indexer.scores"] == [8192 * 32768 * 4]
+
+
+def test_a_layer_needs_its_scores_besides_what_it_saved() -> None:
+    """No linear layer that frees its input is before them: the output projection's input and gradient are as large."""
+    layer = _layer(shard=LayerShard(1, 32768, 32768))
+    assert activation_gradient_bytes(layer, 2) == 8192 * 32768 * 4 + layer.input_bytes
 
 
 def test_tensor_parallel_ranks_share_attention_and_repeat_the_indexer() -> None:
