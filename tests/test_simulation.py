@@ -133,8 +133,9 @@ def test_launch_stalls_dominate_a_launch_bound_step(jitter: str) -> None:
 
 
 def test_large_kernels_have_no_launch_stalls() -> None:
-    """Kernels of 4,096 tokens take longer than 10 us of launching each; only the optimizer's few may not."""
-    assert simulate_cached().breakdown.category_total(TimeCategory.LAUNCH) < 1e-3 * simulate_cached().step_time
+    """Kernels of 4,096 tokens take longer than the 31 us in which PyTorch launches one; those over a rank's heads, of a
+    quarter of the width, may not."""
+    assert simulate_cached().breakdown.category_total(TimeCategory.LAUNCH) < 2e-3 * simulate_cached().step_time
 
 
 def test_the_slowest_gpu_determines_the_matmul_rate() -> None:
@@ -275,7 +276,7 @@ def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("simulated")
 
     for name in (
-        "simulation.simulate_program",
+        "simulation.simulate_step",
         "build.lower_step",
         "build.equivalence_classes",
         "build.contended_classes",

@@ -345,10 +345,10 @@ class Footprint:
         return 0.0
 
     def waiting_bytes_per_parameter(self, group: ParameterGroup) -> Bytes:
-        """Bytes of gradient per parameter that ZeRO-2 holds while it waits for its reduction, beside what is kept.
+        """Bytes of gradient per parameter that ZeRO-2 holds while it waits for its reduction, more than what is kept.
 
         Gradients that are reduced once are reduced in place, as ZeRO-1's are: the kept shard is one of the bucket's.
-        Gradients of a further microbatch wait beside the shard that they will be added to.
+        Gradients of a further microbatch wait next to the shard that they will be added to.
         """
         strategy = self.plan.layout.data
         is_bucketed = isinstance(strategy, Zero2) and group.dp_size > 1 and group.is_trained

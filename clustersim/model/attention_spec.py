@@ -110,7 +110,7 @@ class SoftmaxAttention(Mixer):
 
 
 class SelectedKeysAttention(SoftmaxAttention):
-    """Attention whose queries attend to some keys before them, wherever these are; else as `whole`."""
+    """Attention whose queries attend to some keys before them, wherever these are; else as `unselected`."""
 
     __slots__ = ()
     saves_by_selection: ClassVar[bool] = True
@@ -118,28 +118,28 @@ class SelectedKeysAttention(SoftmaxAttention):
     if TYPE_CHECKING:
 
         @property
-        def whole(self) -> SoftmaxAttention:
+        def unselected(self) -> SoftmaxAttention:
             """The same heads' attention to all keys."""
 
     @property
     def heads(self) -> int:
         """Number of query heads."""
-        return self.whole.heads
+        return self.unselected.heads
 
     @property
     def kv_heads(self) -> int:
         """Number of heads of keys and values."""
-        return self.whole.kv_heads
+        return self.unselected.kv_heads
 
     @property
     def head_dim(self) -> int:
         """Dimensions of each head's queries and keys."""
-        return self.whole.head_dim
+        return self.unselected.head_dim
 
     @property
     def v_head_dim(self) -> int:
         """Dimensions of each head's values."""
-        return self.whole.v_head_dim
+        return self.unselected.v_head_dim
 
     @property
     def window(self) -> int | None:
@@ -149,7 +149,7 @@ class SelectedKeysAttention(SoftmaxAttention):
     @property
     def rotary_percent(self) -> float:
         """Fraction of each head with rotary positions."""
-        return self.whole.rotary_percent
+        return self.unselected.rotary_percent
 
     @property
     def attn_logit_softcapping(self) -> bool:
@@ -164,7 +164,7 @@ class SelectedKeysAttention(SoftmaxAttention):
     @property
     def qk_norm(self) -> QkNorm | None:
         """How queries and keys are normalized, if they are."""
-        return self.whole.qk_norm
+        return self.unselected.qk_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class DeepseekSparseAttention(SelectedKeysAttention):
         return ContextRule.NONE if self.warms_up else ContextRule.KEY_GATHER
 
     @property
-    def whole(self) -> LatentAttention:
+    def unselected(self) -> LatentAttention:
         """The same heads' attention to all keys."""
         return self.latent
 

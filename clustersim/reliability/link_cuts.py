@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-import networkx as nx
-
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureComponent
 from clustersim.reliability.failure_events import FailureEvent, generate_failures
@@ -74,11 +72,13 @@ class LinkCuts:
 
     def _absent_sites(self, pairs: Sequence[tuple[int, int]], cut: int) -> frozenset[int]:
         """Sites that are not connected with those that have most GPUs once a link is cut."""
-        graph: nx.Graph[int] = nx.Graph()
-        graph.add_nodes_from(range(len(self.rounds.sites)))
-        graph.add_edges_from(pair for index, pair in enumerate(pairs) if index != cut)
-        parts = sorted(nx.connected_components(graph), key=lambda part: (-self._gpus(part), min(part)))
-        return frozenset(site for part in parts[1:] for site in part)
+        connected = [{site} for site in range(len(self.rounds.sites))]
+        for index, pair in enumerate(pairs):
+            if index != cut:
+                joined = [sites for sites in connected if not sites.isdisjoint(pair)]
+                connected = [sites for sites in connected if sites.isdisjoint(pair)] + [set().union(*joined)]
+        largest = min(connected, key=lambda sites: (-self._gpus(sites), min(sites)))
+        return frozenset(range(len(self.rounds.sites))) - largest
 
     def _gpus(self, sites: set[int]) -> int:
         return sum(self.rounds.sites[site].gpus for site in sites)

@@ -33,12 +33,12 @@ def outer_choices(
     """
     if not 0.0 < utilization < 1.0:
         raise InputError(f"utilization {utilization:g}: is not above 0 and below 1, such as 0.95")
-    found = [
+    choices = [
         OuterChoice(chosen, rounds(chosen))
         for candidate in _candidates(settings, layers)
         if (chosen := _least_inner_steps(rounds, candidate, utilization)) is not None
     ]
-    return tuple(sorted(found, key=_order))
+    return tuple(sorted(choices, key=_order))
 
 
 def _candidates(settings: DilocoSettings, layers: int) -> Iterator[DilocoSettings]:

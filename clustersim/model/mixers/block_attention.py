@@ -62,7 +62,7 @@ class BlockAttention(SelectedKeysAttention):
     topk: int
 
     @property
-    def whole(self) -> FullAttention:
+    def unselected(self) -> FullAttention:
         """The same heads' attention to all keys."""
         return self.attention
 
