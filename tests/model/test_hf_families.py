@@ -300,7 +300,6 @@ def test_what_a_family_has_and_operators_have_not_is_refused(tmp_path: Path, con
     [
         ("lfm2", "a short gated convolution"),
         ("mllama", "cross-attention to the states of an image encoder"),
-        ("deepseek_v32", "an indexer chooses"),
         ("bert", "attention in both directions"),
         ("rwkv7", "time mixing"),
     ],

@@ -47,10 +47,9 @@ def test_seconds_are_within_15_percent(case_id: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["gdn", "kda", "gdnmla", "mambamla"])
-def test_seconds_of_small_hybrids_on_amd_are_within_20_percent(model: str) -> None:
-    """All of them are too fast by as much; rates of matmuls there are derived from another GPU's."""
+def test_seconds_of_small_hybrids_on_amd_are_within_10_percent(model: str) -> None:
     for suffix in ("", "-fla"):
-        assert _ratio(f"primus-hyb-{model}300{suffix}") == pytest.approx(0.85, abs=0.05)
+        assert _ratio(f"primus-hyb-{model}300{suffix}") == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("op", ["gated_delta_rule", "kda", "lightning", "mamba2"])

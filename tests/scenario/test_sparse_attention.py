@@ -64,7 +64,7 @@ def test_sizes_of_a_preset_may_be_changed() -> None:
         ({**SMALL, "dsa": {"topk": 1}}, {}, "model.dsa.topk: unknown key; choose one of"),
         (
             {**SMALL, "dsa": DSA},
-            {"layout": {"cp": 2, "dp": 4}},
+            {"layout": {"cp": 2, "dp": 4, "cp_kind": "ring"}},
             "ring, but ranks gather the keys that sparse",
         ),
         ({**SMALL, "dsa": DSA}, {"training": {"attention": "standard"}}, "standard computes the scores of all keys"),
