@@ -2,7 +2,8 @@
 
 A memory-bound kernel takes its bytes over the reached bandwidth plus a latency for each device kernel that
 it launches, and never less than the launches take on the host (see `cost.roofline`). Searched: the fraction
-of memory bandwidth and the latency. Casts to block-scaled formats reach a fraction of that bandwidth.
+of memory bandwidth and the latency. Casts to block-scaled formats reach a fraction of that bandwidth. Kernels that
+are bound by their elements (`cost.elementwise`) take at least the time of these, whatever the bandwidth.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,17 @@ CAST_SHARE_GRID: Final = linear_grid(0.4, 1.0, 0.01)
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundSample:
-    """One measured memory-bound kernel. moved_bytes: read and written; launch_count: number of device kernels."""
+    """One measured memory-bound operator.
+
+    moved_bytes: read and written; launch_count: number of device kernels; element_bytes: those of moved_bytes
+    whose kernels take at least element_seconds.
+    """
 
     moved_bytes: Bytes
     launch_count: int
     seconds: Seconds
+    element_bytes: Bytes = 0.0
+    element_seconds: Seconds = 0.0
 
 
 def fit_memory_bound(
@@ -59,11 +66,15 @@ def search_memory_bound(
 ) -> GridOptimum:
     """The best of these bandwidth fractions and latencies."""
     search = GridSearch(np.array([sample.seconds for sample in samples]))
-    transfer_seconds = np.array([sample.moved_bytes for sample in samples]) / accelerator.memory_bandwidth
+    element_bytes = np.array([sample.element_bytes for sample in samples])
+    streamed = (np.array([sample.moved_bytes for sample in samples]) - element_bytes) / accelerator.memory_bandwidth
+    unvectorized = element_bytes / accelerator.memory_bandwidth
+    element_seconds = np.array([sample.element_seconds for sample in samples])
     launch_counts = np.array([sample.launch_count for sample in samples])
     launch_seconds = launch_counts * accelerator.efficiency.launch_interval
     for latency in latencies:
-        seconds = transfer_seconds / shares[:, None] + launch_counts * latency
+        transfer_seconds = streamed / shares[:, None] + np.maximum(unvectorized / shares[:, None], element_seconds)
+        seconds = transfer_seconds + launch_counts * latency
         labels = [(float(share), float(latency)) for share in shares]
         search.evaluate(labels, np.maximum(seconds, launch_seconds))
     return search.optimum()

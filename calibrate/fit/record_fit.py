@@ -1,11 +1,11 @@
 """Fit of the cost-model constants to a calibration record.
 
 The kernel model of `cost.roofline` is fitted to the record's samples, one kind of kernel after the other:
-memory-bound kernels give the fraction of memory bandwidth and the kernel latency, casts to block-scaled
-formats a fraction of that bandwidth, matmuls their constants and the rate of each number format, flash
-attention its constants in each direction. Searched constants must lower the leave-one-out error; where the
-samples do not support one (too few, or all equal), the accelerator's default stays. The model of collectives
-is fitted by `calibrate.fit.alpha_beta`.
+memory-bound kernels (those that their elements do not bind) give the fraction of memory bandwidth and the
+kernel latency, casts to block-scaled formats a fraction of that bandwidth, matmuls their constants and the
+rate of each number format, flash attention its constants in each direction. Searched constants must lower
+the leave-one-out error; where the samples do not support one (too few, or all equal), the accelerator's
+default stays. The model of collectives is fitted by `calibrate.fit.alpha_beta`.
 
 Quantities that otherwise come from the datasheet:
 
@@ -65,6 +65,7 @@ from clustersim.cost.calibration_record import (
     KernelFit,
     family_of,
 )
+from clustersim.cost.elementwise import elementwise_work
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency
@@ -119,9 +120,13 @@ def _is_cpu(device: DeviceInfo) -> bool:
 def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], copies: Iterable[CopySample]) -> FitState:
     """Fit the fraction of memory bandwidth and the kernel latency."""
     selected = [
-        timed for timed in timed_kernels if isinstance(timed.sample.shape, MemoryBoundShape) and not _is_cast(timed)
+        timed
+        for timed in timed_kernels
+        if isinstance(timed.sample.shape, MemoryBoundShape)
+        and not _is_cast(timed)
+        and not _is_bound_by_elements(state.accelerator, timed)
     ]
-    kernel_samples = _memory_bound_samples(selected)
+    kernel_samples = _memory_bound_samples(state.accelerator, selected)
     copy_samples = [
         MemoryBoundSample(2.0 * sample.bytes, 1, sample.time.seconds) for sample in copies if sample.route == "device"
     ]
@@ -156,7 +161,7 @@ def _fit_casts(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitStat
     selected = [timed for timed in timed_kernels if _is_cast(timed)]
     if not selected:
         return state
-    optimum = fit_casts(state.accelerator, _memory_bound_samples(selected))
+    optimum = fit_casts(state.accelerator, _memory_bound_samples(state.accelerator, selected))
     return state.with_fit(
         selected,
         optimum,
@@ -164,12 +169,32 @@ def _fit_casts(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitStat
     )
 
 
+def _is_bound_by_elements(accelerator: Accelerator, timed: TimedKernel) -> bool:
+    """Whether its elements, whose rate is not fitted, are slower than its bytes at the packaged bandwidth."""
+    work = elementwise_work(timed.sample.kernel)
+    if work is None:
+        return False
+    bandwidth = accelerator.efficiency.reached_bandwidth(accelerator.memory_bandwidth)
+    return work.element_seconds(accelerator.compute_units) > work.unvectorized / bandwidth
+
+
 def _is_cast(timed: TimedKernel) -> bool:
     return timed.sample.kind is KernelKind.CAST
 
 
-def _memory_bound_samples(timed_kernels: Iterable[TimedKernel]) -> list[MemoryBoundSample]:
-    return [MemoryBoundSample(timed.sample.bytes, timed.sample.launches, timed.seconds) for timed in timed_kernels]
+def _memory_bound_samples(accelerator: Accelerator, timed_kernels: Iterable[TimedKernel]) -> list[MemoryBoundSample]:
+    return [_memory_bound_sample(accelerator, timed) for timed in timed_kernels]
+
+
+def _memory_bound_sample(accelerator: Accelerator, timed: TimedKernel) -> MemoryBoundSample:
+    """A sample with the bytes that operators' bandwidth moves in its time: fewer where it streams as copies do."""
+    sample, work = timed.sample, elementwise_work(timed.sample.kernel)
+    if work is None:
+        return MemoryBoundSample(sample.bytes, sample.launches, timed.seconds)
+    ratio = 1.0 if work.is_one_kernel else accelerator.efficiency.operator_bandwidth_ratio
+    moved, unvectorized = ratio * sample.bytes, ratio * work.unvectorized
+    element_seconds = work.element_seconds(accelerator.compute_units)
+    return MemoryBoundSample(moved, sample.launches, timed.seconds, unvectorized, element_seconds)
 
 
 def _fit_attention(state: FitState, accelerator: Accelerator, timed_kernels: Sequence[TimedKernel]) -> FitState:

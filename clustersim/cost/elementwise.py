@@ -17,10 +17,11 @@ Counts of kernels and of their passes are those of a profile of Hugging Face's L
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.common.units import Seconds
+from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import Kernel, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.memory_bound import MemoryPasses
@@ -52,24 +53,47 @@ _UNVECTORIZED: Final[_Counts] = MappingProxyType(
 """Of operators that run operation by operation: elements and passes of unvectorized kernels, per element."""
 
 
-def elementwise_seconds(accelerator: Accelerator, kernel: Kernel) -> Seconds | None:
-    """Seconds of an operator's kernels; None of operators that are bound by their bytes alone."""
+@dataclass(frozen=True, slots=True)
+class ElementwiseWork:
+    """What an operator's kernels move and compute.
+
+    streamed: bytes of vectorized kernels; unvectorized: bytes of the others, which compute `elements`;
+    is_one_kernel: it reaches the bandwidth of operators, not that of large copies.
+    """
+
+    streamed: Bytes
+    unvectorized: Bytes
+    elements: float
+    is_one_kernel: bool = False
+
+    def seconds(self, bandwidth: BytesPerSecond, compute_units: int) -> Seconds:
+        """Seconds at the bandwidth that its kernels reach."""
+        return self.streamed / bandwidth + max(self.unvectorized / bandwidth, self.element_seconds(compute_units))
+
+    def element_seconds(self, compute_units: int) -> Seconds:
+        """Seconds that unvectorized kernels take at least."""
+        return self.elements / (compute_units * ELEMENT_RATE)
+
+
+def elementwise_work(kernel: Kernel) -> ElementwiseWork | None:
+    """Work of an operator's kernels; None of operators that are bound by their bytes alone."""
     shape = kernel.shape
     if not isinstance(shape, MemoryBoundShape):
         return None
     if shape.routine is MemoryBoundOp.ADAM and shape.fused:
-        bandwidth = accelerator.efficiency.operator_bandwidth(accelerator.memory_bandwidth)
-        return max(kernel.bytes / bandwidth, _element_seconds(accelerator, _ADAM_ELEMENTS * shape.elements))
+        return ElementwiseWork(0.0, kernel.bytes, _ADAM_ELEMENTS * shape.elements, is_one_kernel=True)
     if shape.fused or (shape.routine, shape.backward) not in _UNVECTORIZED:
         return None
     element_count, passes = _UNVECTORIZED[shape.routine, shape.backward]
-    bandwidth = accelerator.efficiency.reached_bandwidth(accelerator.memory_bandwidth)
     unvectorized = min(passes.bytes(kernel.dtype, shape.elements), kernel.bytes)
-    elements = element_count * shape.elements
-    return (kernel.bytes - unvectorized) / bandwidth + max(
-        unvectorized / bandwidth, _element_seconds(accelerator, elements)
-    )
+    return ElementwiseWork(kernel.bytes - unvectorized, unvectorized, element_count * shape.elements)
 
 
-def _element_seconds(accelerator: Accelerator, elements: float) -> Seconds:
-    return elements / (accelerator.compute_units * ELEMENT_RATE)
+def elementwise_seconds(accelerator: Accelerator, kernel: Kernel) -> Seconds | None:
+    """Seconds of an operator's kernels; None of operators that are bound by their bytes alone."""
+    work = elementwise_work(kernel)
+    if work is None:
+        return None
+    efficiency, datasheet = accelerator.efficiency, accelerator.memory_bandwidth
+    reached = efficiency.operator_bandwidth if work.is_one_kernel else efficiency.reached_bandwidth
+    return work.seconds(reached(datasheet), accelerator.compute_units)

@@ -252,10 +252,9 @@ def test_integers_are_read_as_floats(path: Path):
             "kernel_fit.efficiency.operator_bandwidth_ratio: 0.0 is not above zero",
         ),
         (
-            ["kernel_fit", "peak", "int8"],
+            ["kernel_fit", "peak", "int3"],
             1.0,
-            "kernel_fit.peak: 'int8' is unknown; choose one of bf16, fp16, fp32, fp8, fp8-blockwise, fp8-rowwise, "
-            "mxfp8, nf4, nvfp4, tf32",
+            "kernel_fit.peak: 'int3' is unknown; did you mean int8?",
         ),
         (
             ["kernel_fit", "efficiency", "matmul", "tiles"],

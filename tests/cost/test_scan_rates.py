@@ -32,7 +32,8 @@ def _with_share(share: float) -> Accelerator:
 
 def test_every_routine_has_a_share_and_every_share_a_routine() -> None:
     routines = {routine.value for routine in (*ScanRoutine, *SparseRoutine)}
-    operations = {op.value for op in (MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM)}
+    shared = (MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.GATED_RMSNORM, MemoryBoundOp.FACTORIZATION)
+    operations = {op.value for op in shared}
     paths = [data_files.find_file("scans", name) for name in data_files.list_names("scans")]
     assert sorted(name for path in paths for name in data_files.read_mapping(path)) == sorted(routines | operations)
     for routine in (*ScanRoutine, *SparseRoutine):
