@@ -43,7 +43,7 @@ def record_of_export(result: SimulationResult, folder: Path, ranks: Sequence[int
     [
         (),
         ONE_STAGE,
-        (*ONE_STAGE, "layout.sequence_parallel=true"),
+        (*ONE_STAGE, "layout.sequence_parallel=true", "cost.interference=0"),
         (*ONE_STAGE, "layout.data=zero3"),
         (*ONE_STAGE, "layout.data=zero3", "cost.interference=0.3"),
         ("training.recompute=full",),
@@ -65,6 +65,7 @@ def test_a_record_of_an_exported_trace_reproduces_its_step(tmp_path: Path, overr
 @pytest.mark.parametrize(
     "overrides",
     [
+        (*ONE_STAGE, "layout.sequence_parallel=true"),
         (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tp_comm_overlap=true"),
         ("framework={name: pytorch}", *ONE_STAGE, "training.sequence=512"),
     ],
