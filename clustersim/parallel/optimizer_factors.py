@@ -11,9 +11,14 @@ from clustersim.model.weight_matrices import WeightMatrix
 from clustersim.parallel.parameter_groups import ParameterGroup
 
 
+def keeps_factors(group: ParameterGroup) -> bool:
+    """Whether a group's optimizer keeps factors of matrices, whose sizes those of the layers tell."""
+    return isinstance(group.optimizer, Soap)
+
+
 def factor_ratio(group: ParameterGroup, stack: LayerStack, layers: Mapping[LayerSpec, LayerOperators]) -> float:
     """FP32 elements of SOAP's factors for each element of a group's matrices, the mean of all layers; of others 0."""
-    if not isinstance(group.optimizer, Soap):
+    if not keeps_factors(group):
         return 0.0
     counts = Counter[WeightMatrix]()
     for run in stack:

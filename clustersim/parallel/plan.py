@@ -21,7 +21,7 @@ from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
-from clustersim.parallel.optimizer_factors import factor_ratio
+from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
@@ -235,6 +235,8 @@ class Plan:
             frozen=has_frozen,
             indexer=self.model.trains_indexer_only,
         )
+        if not any(map(keeps_factors, groups)):
+            return groups  # whatever the layers are: groups are asked for of layouts that no layer can be built for
         stack, layers = self.model.stack, self.layer_by_spec
         return tuple(replace(group, factor_ratio=factor_ratio(group, stack, layers)) for group in groups)
 

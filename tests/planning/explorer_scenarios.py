@@ -175,7 +175,7 @@ class ExploredScenario:
         return legal
 
     def with_settings(self, settings: dict[str, Any], zero_stage: int | None = None) -> Scenario:
-        """The scenario with these settings, built by its public interface."""
+        """The scenario with these settings, built by its public interface, with rings in one kernel as pages draw."""
         return self.scenario.with_overrides(
             self._overrides(settings, settings["zero"] if zero_stage is None else zero_stage), suggest=False
         )
@@ -200,6 +200,7 @@ class ExploredScenario:
         experts = ("ep", "etp", "dispatcher") if "ep" in settings else ()
         yield from (f"layout.{axis}={settings[axis]}" for axis in ("tp", "cp", "pp", *experts))
         yield f"layout.dp={max(1, settings['gpus'] // (settings['tp'] * settings['cp'] * settings['pp']))}"
+        yield from ("layout.cp_kind=ring", "training.overheads.ring_attention=one_kernel")
         yield f"layout.sequence_parallel={'true' if settings['split'] else 'false'}"
         if zero_stage != self.scenario.layout.data.zero_stage:
             yield f"layout.data={_ZERO_STRATEGIES[zero_stage]}"

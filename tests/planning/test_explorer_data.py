@@ -229,6 +229,10 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
     ("changes", "words"),
     [
         (["layout={cp: 4, dp: 2, cp_kind: ulysses}"], "layout.cp_kind ulysses (drawn as ring)"),
+        (
+            ["layout={cp: 4, dp: 2, cp_kind: ring}", "training.overheads.ring_attention=blocks"],
+            "ring_attention blocks (drawn as one_kernel)",
+        ),
         (["training.optimizer=muon"], "the optimizer muon (drawn as adam of all weights)"),
         (
             ["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"],

@@ -1,9 +1,9 @@
 """What does the explorer page leave out of a scenario whose memory it would else change?
 
-Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks;
-one optimizer for all weights. MTP layers, which add an embedding and logits to the stage that holds them, other kinds
-of context parallelism and optimizers of matrices are not in them, so the page draws the scenario without these, and
-says what they take.
+Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks,
+which one kernel of attention waits for; one optimizer for all weights. MTP layers, which add an embedding and logits
+to the stage that holds them, other kinds of context parallelism, rings with a kernel for each block, and optimizers of
+matrices are not in them, so the page draws the scenario without these, and says what they take.
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,33 @@ from dataclasses import replace
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.model.optimizers import MatrixOptimizer
+from clustersim.model.overheads import RingAttention
 from clustersim.parallel.context_parallel import ContextParallelKind
+from clustersim.parallel.mixer_exchange import ring_blocks
 from clustersim.results.memory_check import fits_in_memory, memory_timelines
 from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import check_layers
 
 
 def drawn_scenario(scenario: Scenario) -> Scenario:
-    """The scenario as it is drawn: without MTP layers, with rings, with one optimizer for matrices and other weights.
+    """The scenario as it is drawn: without MTP layers, with rings in one kernel, one optimizer for all weights.
 
     Raise InputError if a pipeline stage holds nothing then.
     """
     drawn, optimizer = without_mtp_layers(scenario), scenario.training.optimizer
     if scenario.layout.cp_kind is not ContextParallelKind.RING:
         drawn = replace(drawn, layout=replace(drawn.layout, cp_kind=ContextParallelKind.RING, cp_inner=None))
+    if has_block_ring(scenario):
+        overheads = replace(drawn.training.overheads, ring_attention=RingAttention.ONE_KERNEL)
+        drawn = replace(drawn, training=replace(drawn.training, overheads=overheads))
     if isinstance(optimizer, MatrixOptimizer):
         drawn = replace(drawn, training=replace(drawn.training, optimizer=optimizer.scalar))
     return drawn
+
+
+def has_block_ring(scenario: Scenario) -> bool:
+    """Whether attention runs a kernel for each block of keys of a ring."""
+    return ring_blocks(scenario.layout, scenario.training) > 1
 
 
 def without_mtp_layers(scenario: Scenario) -> Scenario:
@@ -73,5 +83,7 @@ def _omitted(scenario: Scenario) -> Iterator[str]:
         yield f"the {count} multi-token prediction (MTP) {layers} of {scenario.model.name}"
     if (kind := scenario.layout.cp_kind) is not ContextParallelKind.RING:
         yield f"layout.cp_kind {kind.value} (drawn as ring)"
+    elif has_block_ring(scenario):
+        yield "training.overheads.ring_attention blocks (drawn as one_kernel)"
     if isinstance(optimizer := scenario.training.optimizer, MatrixOptimizer):
         yield f"the optimizer {optimizer.name} (drawn as {optimizer.scalar.value} of all weights)"
