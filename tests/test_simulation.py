@@ -133,8 +133,7 @@ def test_launch_stalls_dominate_a_launch_bound_step(jitter: str) -> None:
 
 
 def test_large_kernels_have_no_launch_stalls() -> None:
-    """Kernels of 4,096 tokens take longer than the 31 us in which PyTorch launches one; those over a rank's heads, of a
-    quarter of the width, may not."""
+    """Kernels of 4,096 tokens take longer than PyTorch's 31 us for a launch; the few over a rank's heads may not."""
     assert simulate_cached().breakdown.category_total(TimeCategory.LAUNCH) < 2e-3 * simulate_cached().step_time
 
 
