@@ -33,13 +33,13 @@ def add_matrix_updates(
     elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
     task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
     matrix_updates = [
-        (training, count) for training, count in updates if isinstance(training.optimizer, Muon | Dion | Soap) and count
+        (of_matrices, training.recipe.weight_formats, count)
+        for training, count in updates
+        if isinstance(of_matrices := training.optimizer, Muon | Dion | Soap) and count
     ]
     if not matrix_updates:
         return task
-    (optimizer,) = {
-        training.optimizer for training, _ in matrix_updates if isinstance(training.optimizer, Muon | Dion | Soap)
-    }
+    (optimizer,) = {of_matrices for of_matrices, _, _ in matrix_updates}
     lowering = (
         DionLowering(builder, optimizer, task)
         if isinstance(optimizer, Dion)
@@ -51,7 +51,7 @@ def add_matrix_updates(
     if isinstance(lowering, DionLowering):
         return builder.add_standalone("optimizer", [], ())
     update = weight_kernel if isinstance(optimizer, Soap) else weight_update_kernel
-    kernels = [update(training.recipe.weight_formats, count) for training, count in matrix_updates]
+    kernels = [update(formats, count) for _, formats, count in matrix_updates]
     return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
 
 

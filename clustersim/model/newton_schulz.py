@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Flop
-from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.kernels import Kernel, MatmulLayout, MatmulShape
 from clustersim.model.linear import matmul_kernel
+from clustersim.model.optimizer_kernels import elementwise_update_kernel
 from clustersim.model.optimizers import Muon, MuonTensorParallel
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.weight_matrices import WeightMatrix
@@ -103,5 +104,4 @@ def weight_update_kernel(formats: WeightFormats, parameter_count: float) -> Kern
 
 
 def _elementwise(name: str, formats: WeightFormats, count: float, moved: Bytes, *, launches: int) -> Kernel:
-    shape = MemoryBoundShape(MemoryBoundOp.UPDATE, 1, round(count))
-    return Kernel(name, KernelKind.OPTIMIZER, formats.updated, 0.0, count * moved, shape, launches)
+    return elementwise_update_kernel(name, formats.updated, round(count), count * moved, launches)

@@ -79,6 +79,11 @@ _PASSES: Final = {
 }
 
 
+def elementwise_update_kernel(name: str, dtype: DType, elements: int, moved_bytes: Bytes, launches: int = 1) -> Kernel:
+    """One pass or several over the elements of matrices, of an optimizer that has no fused kernel."""
+    return _optimizer_kernel(name, dtype, moved_bytes, MemoryBoundShape(MemoryBoundOp.UPDATE, 1, elements), launches)
+
+
 def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:
     """Bytes per parameter to refresh the compute weights from the master weights."""
     if formats.master_copy is None:

@@ -24,6 +24,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import matmul_kernel
+from clustersim.model.optimizer_kernels import elementwise_update_kernel
 from clustersim.model.optimizers import Dion
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.weight_matrices import WeightMatrix
@@ -91,7 +92,9 @@ class PowerIteration:
         if copy is None:
             return kernels
         size = float(self.count * self.m * self.n * (self.formats.stored.bytes + copy.bytes))
-        return *kernels, _memory_kernel("copy", self.formats.updated, self.count * self.m * self.n, size, 1)
+        return *kernels, elementwise_update_kernel(
+            "optimizer.copy", self.formats.updated, self.count * self.m * self.n, size
+        )
 
     def _add_product(self, name: str, target: DType) -> tuple[Kernel, ...]:
         shape = MatmulShape(self.m, self.n, self.r, self.count)
@@ -113,7 +116,7 @@ class PowerIteration:
 
     def _elementwise(self, name: str, elements: int, dtype: DType, passes: int) -> Kernel:
         size = float(self.count * elements * passes * dtype.bytes)
-        return _memory_kernel(name, dtype, self.count * elements, size, max(1, passes // 2))
+        return elementwise_update_kernel(f"optimizer.{name}", dtype, self.count * elements, size, max(1, passes // 2))
 
 
 def power_iteration(
@@ -131,9 +134,4 @@ def power_iteration(
 def momentum_sum_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:
     """The gradient added to the momentum."""
     size = parameter_count * (2 * formats.moments.bytes + formats.gradients.bytes)
-    return _memory_kernel("momentum", formats.updated, round(parameter_count), size, 1)
-
-
-def _memory_kernel(name: str, dtype: DType, elements: int, size: Bytes, launches: int) -> Kernel:
-    shape = MemoryBoundShape(MemoryBoundOp.UPDATE, 1, elements)
-    return Kernel(f"optimizer.{name}", KernelKind.OPTIMIZER, dtype, 0.0, float(size), shape, launches)
+    return elementwise_update_kernel("optimizer.momentum", formats.updated, round(parameter_count), size)

@@ -18,6 +18,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import matmul_kernel
+from clustersim.model.optimizer_kernels import elementwise_update_kernel
 from clustersim.model.optimizers import Soap
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.weight_matrices import WeightMatrix
@@ -94,14 +95,14 @@ def _scaled(kernel: Kernel, share: float) -> Kernel:
 def gradient_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:
     """Gradients to FP32."""
     size = parameter_count * (formats.gradients.bytes + _FP32.bytes)
-    return _memory_kernel("gradient", round(parameter_count), size, 1)
+    return elementwise_update_kernel("optimizer.soap.gradient", _FP32, round(parameter_count), size)
 
 
 def weight_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:
     """Weights decayed and updated, with a copy in the compute format if they have one."""
     copied = 0.0 if formats.master_copy is None else formats.stored.bytes + formats.master_copy.bytes
     size = parameter_count * (4 * formats.updated.bytes + _FP32.bytes + copied)
-    return _memory_kernel("weights", round(parameter_count), size, 2 + (copied > 0))
+    return elementwise_update_kernel("optimizer.soap.weights", _FP32, round(parameter_count), size, 2 + (copied > 0))
 
 
 def _product(name: str, shape: MatmulShape) -> Kernel:
@@ -109,9 +110,6 @@ def _product(name: str, shape: MatmulShape) -> Kernel:
 
 
 def _passes(name: str, elements: int, passes: int, launches: int = 1) -> Kernel:
-    return _memory_kernel(name, elements, float(elements * passes * _FP32.bytes), launches)
-
-
-def _memory_kernel(name: str, elements: int, size: float, launches: int) -> Kernel:
-    shape = MemoryBoundShape(MemoryBoundOp.UPDATE, 1, elements)
-    return Kernel(f"optimizer.soap.{name}", KernelKind.OPTIMIZER, _FP32, 0.0, size, shape, launches)
+    return elementwise_update_kernel(
+        f"optimizer.soap.{name}", _FP32, elements, elements * passes * _FP32.bytes, launches
+    )
