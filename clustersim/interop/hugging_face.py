@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import read_first_text
 from clustersim.interop.hub_models import hub_model
 from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.yaml_arguments import yaml_mapping
 
 _MAX_FILE: Final = 1_000_000
 _MAX_NEIGHBOURS: Final = 64
@@ -136,7 +136,7 @@ def import_hugging_face(
     kind: str, text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
     """The scenario of a configuration. kind: of `hugging_face_kind`; else as `import_megatron`."""
-    content = _content(text, source)
+    content = yaml_mapping(text, source)
     found_kind = hugging_face_kind(content)
     if found_kind != kind:
         hint = f"; it is {found_kind}'s" if found_kind else ""
@@ -146,16 +146,6 @@ def import_hugging_face(
     settings = _Settings(content, source, context)
     _refuse(settings)
     return _import(settings, cluster, gpu_count)
-
-
-def _content(text: str, source: str) -> Mapping[str, Any]:
-    try:
-        content = parse_yaml(text)
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    if not isinstance(content, Mapping):
-        raise InputError(f"{source}: is no mapping of keys to values")
-    return content
 
 
 def _refuse(settings: _Settings) -> None:
@@ -388,7 +378,7 @@ def _accelerate(settings: _Settings) -> Mapping[str, Any]:
     if len(names) != 1 or names[0].name == posixpath.basename(settings.source):
         return {}
     text = read_first_text((names[0],), _MAX_FILE)
-    content = None if text is None else _content(text, str(names[0]))
+    content = None if text is None else yaml_mapping(text, str(names[0]))
     if content is None or "distributed_type" not in content:
         return {}
     settings.remarks.append(f"{names[0].name} next to the file says how it is launched")

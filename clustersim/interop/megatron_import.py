@@ -14,11 +14,7 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.interop.deepspeed_config import (
-    ZeroSettings,
-    is_deepspeed_fork,
-    zero_settings,
-)
+from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import (
     CP_KIND_BY_FLAG,
@@ -437,9 +433,15 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
     return {"schedule": {"interleaved": {"chunks": stage_count, **rounds}}}
 
 
+def _stage_count(parsed: MegatronArguments, pp: int) -> int:
+    """Stages of all pipeline ranks."""
+    interleaved = _schedule_config(parsed, pp).get("schedule", {}).get("interleaved", {})
+    return pp * int(interleaved.get("chunks", 1))
+
+
 def _require_even_stages(parsed: MegatronArguments, pp: int) -> None:
     """Raise InputError where layers do not divide into stages, as Megatron-LM does; DeepSpeed's stages may differ."""
-    stages = pp * _schedule_config(parsed, pp).get("schedule", {}).get("interleaved", {}).get("chunks", 1)
+    stages = _stage_count(parsed, pp)
     layers = parsed.required_integer("num-layers")
     is_set = any(key.startswith(("model", "layout", "schedule")) for key in parsed.context.overridden)
     if layers % stages and not is_set:
@@ -613,8 +615,7 @@ def _recompute_config(parsed: MegatronArguments) -> Any:
 def _recomputed_block(parsed: MegatronArguments, layers: int) -> Any:
     """The first layers of each stage; all of them where stages have no more."""
     pp = parsed.positive_integer("pipeline-model-parallel-size")
-    schedule = _schedule_config(parsed, pp).get("schedule", {})
-    stages = pp * schedule.get("interleaved", {}).get("chunks", 1)
+    stages = _stage_count(parsed, pp)
     is_even = _layer_split(parsed) is None
     if is_even and layers * stages >= parsed.required_integer("num-layers"):
         return "full"

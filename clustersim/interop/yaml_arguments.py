@@ -31,8 +31,8 @@ _OFF: Final = ("False", "false", "None", "null", "[]", "")
 class YamlArguments:
     """The arguments of a file.
 
-    words: as of a command line; processes: as `Launch`; model_keys: keys of the `model` section that no flag says;
-    defaulted: flags that the program's own files state, not the user's; remarks: sentences.
+    shell_words: as of a command line; processes: as `Launch`; model_keys: keys of the `model` section that no flag
+    says; defaulted: flags that the program's own files state, not the user's; remarks: sentences.
     """
 
     shell_words: tuple[str, ...]

@@ -119,7 +119,7 @@ class _Frame:
 
     assumed: dict[int, int]
     hidden: dict[str, Value] = field(default_factory=dict)
-    returned: list["_EarlyEnd"] = field(default_factory=list)
+    returned: list[_EarlyEnd] = field(default_factory=list)
 
 
 @dataclass
