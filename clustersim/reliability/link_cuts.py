@@ -9,14 +9,17 @@ not wait for the absent ones.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureComponent
+from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.reliability.failure_events import FailureEvent, generate_failures
 from clustersim.reliability.run_estimate import failure_inputs
 from clustersim.results.outer_rounds import OuterRounds
 from clustersim.scenario import Scenario
+from clustersim.scenario.reliability import ReliabilityModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +42,24 @@ class LinkCuts:
 
     def outages(self, run: int, horizon: Seconds) -> Iterator[Outage]:
         """What the cuts of a run stop until a time."""
+        reliability, domains = self._wan_failures
+        if not reliability.failures or not self._linked_sites:
+            return
+        failures = generate_failures(reliability, domains, self.seed, run, self.window)
+        for event in takewhile(lambda event: event.time < horizon, failures):
+            repair = reliability.failures[event.failure_index].repair_time.at_z_score(event.draws[0])
+            yield from self._outage(event, repair)
+
+    @cached_property
+    def _wan_failures(self) -> tuple[ReliabilityModel, FailureDomains]:
+        """The failures of links between sites alone, and where they happen; the same in all runs."""
         reliability, domains, _ = failure_inputs(self.scenario)
         modes = tuple(mode for mode in reliability.failures if mode.rate.component is FailureComponent.WAN)
-        pairs = self._linked_sites()
-        if not modes or not pairs:
-            return
-        failures = generate_failures(replace(reliability, failures=modes), domains, self.seed, run, self.window)
-        for event in takewhile(lambda event: event.time < horizon, failures):
-            repair = modes[event.failure_index].repair_time.at_z_score(event.draws[0])
-            yield from self._outage(event, repair, pairs)
+        return replace(reliability, failures=modes), domains
 
-    def _outage(self, event: FailureEvent, repair: Seconds, pairs: Sequence[tuple[int, int]]) -> Iterator[Outage]:
+    def _outage(self, event: FailureEvent, repair: Seconds) -> Iterator[Outage]:
         begin, end = self._next_exchange(event.time), event.time + repair
-        absent = self._absent_sites(pairs, event.node % len(pairs))
+        absent = self._absent_sites(self._linked_sites, event.node % len(self._linked_sites))
         if absent and begin < end:
             yield Outage(begin, end, absent)
 
@@ -60,6 +68,7 @@ class LinkCuts:
         settings, interval = self.rounds.settings, self.rounds.round_seconds / self.rounds.settings.fragments
         return math.ceil(time / interval) * interval + settings.overlap * self.rounds.inner_step_time
 
+    @cached_property
     def _linked_sites(self) -> list[tuple[int, int]]:
         """Pairs of the job's sites that have a link, by their position in the job."""
         positions = {site.name: position for position, site in enumerate(self.rounds.sites)}
