@@ -12,6 +12,7 @@ from typing import Any, Final
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.hf_fields import HfConfig
+from clustersim.model.hf_layernorm import layernorm_properties
 from clustersim.model.hf_moe import MOE_CONFIG_KEYS
 from clustersim.model.layer_stack import BlockForm, LayerSpec, MlpType, stack_layers
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
@@ -116,7 +117,7 @@ def read_nemotron(config: HfConfig) -> TransformerModel:
         mlp=MlpType.GELU,
         tied_embeddings=config.boolean("tie_word_embeddings", default=False),
         linear_bias=False,
-        **_common(config),
+        **layernorm_properties(config),
     )
 
 
@@ -130,7 +131,7 @@ def read_phimoe(config: HfConfig) -> TransformerModel:
         tied_embeddings=config.boolean("tie_word_embeddings", default=False),
         linear_bias=False,
         head_bias=config.boolean("lm_head_bias", default=False),
-        **_common(config),
+        **layernorm_properties(config),
     )
 
 
@@ -142,17 +143,6 @@ def _grouped_attention(config: HfConfig, *, qkv_bias: bool = False, rotary: floa
         config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
     head_dim = config.positive_int("head_dim", max(1, hidden // heads))
     return FullAttention(heads, kv_heads, head_dim, qkv_bias, rotary_percent=rotary)
-
-
-def _common(config: HfConfig) -> Mapping[str, Any]:
-    return {
-        "name": config.name,
-        "hidden": config.positive_int("hidden_size"),
-        "vocab": config.positive_int("vocab_size"),
-        "max_positions": config.positive_int("max_position_embeddings"),
-        "norm": Norm.LAYERNORM,
-        "positions": PositionEncoding.ROTARY,
-    }
 
 
 GPT_LIKE_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(

@@ -121,7 +121,7 @@ def read_cohere2(config: HfConfig) -> TransformerModel:
         linear_bias=False,
         layernorm_vectors=1,
         dropout=_has_dropout(config, "attention_dropout"),
-        **_common(config),
+        **layernorm_properties(config),
     )
 
 
@@ -144,7 +144,8 @@ def _read_heads(config: HfConfig) -> _Heads:
     return _Heads(heads, kv_heads, hidden // heads)
 
 
-def _common(config: HfConfig) -> Mapping[str, Any]:
+def layernorm_properties(config: HfConfig) -> Mapping[str, Any]:
+    """What models with LayerNorm and rotary positions have in common."""
     return {
         "name": config.name,
         "hidden": config.positive_int("hidden_size"),
@@ -163,7 +164,7 @@ def _uniform(config: HfConfig, **properties: Any) -> TransformerModel:
         heads=heads.count,
         kv_heads=heads.kv_count,
         head_dim=heads.dim,
-        **_common(config),
+        **layernorm_properties(config),
         **properties,
     )
 

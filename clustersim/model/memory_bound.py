@@ -399,9 +399,7 @@ def accumulate_kernels(
             return ()
         case Accumulation.ASSIGNED if gradient_dtype is accumulator_dtype:
             return ()
-        case Accumulation.ASSIGNED:
-            return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
-        case Accumulation.COPIED:
+        case Accumulation.ASSIGNED | Accumulation.COPIED:
             return (convert_kernel(name, gradient_dtype, accumulator_dtype, size),)
         case Accumulation.CONVERTED if gradient_dtype is not accumulator_dtype:
             convert = convert_kernel(f"{name}.convert", gradient_dtype, accumulator_dtype, size)

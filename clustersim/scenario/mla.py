@@ -70,8 +70,6 @@ def with_sparse_attention(model: TransformerModel, config: ModelConfig) -> Trans
 def _apply_sparse(mixer: Mixer | None, dsa: DsaConfig) -> Mixer | None:
     sizes = dsa.index_n_heads, dsa.index_head_dim, dsa.index_topk, dsa.stage is DsaStage.DENSE_WARM_UP
     match mixer:
-        case LatentAttention() as latent:
-            return DeepseekSparseAttention(latent, *sizes)
-        case DeepseekSparseAttention(latent=latent):
+        case (LatentAttention() as latent) | DeepseekSparseAttention(latent=latent):
             return DeepseekSparseAttention(latent, *sizes)
     return mixer

@@ -26,9 +26,7 @@ from clustersim.model.kernels import (
     SparseRoutine,
 )
 from clustersim.model.linear import LinearLayer
-from clustersim.model.mixers.latent_attention import (
-    full_bytes,
-)
+from clustersim.model.mixers.latent_attention import full_bytes
 from clustersim.model.operators import (
     Operator,
     ParallelRegion,
@@ -103,6 +101,12 @@ class SparseRank:
             for combine in (TpCombine.GATHER, TpCombine.SUM_SCATTER)
         )
         return TpCollectives(after_forward=(gather,), before_backward=(scatter,))
+
+    def head_sums(self, scores: float) -> tuple[TpCollective, ...]:
+        """The sum over all ranks' heads of what these attend to, in FP32, if several ranks have them."""
+        if self.rank.shard.tp == 1:
+            return ()
+        return (TpCollective(TpCombine.SUM, float(scores * FP32_BYTES), "attention of all heads"),)
 
     @property
     def gathers(self) -> bool:
@@ -248,15 +252,13 @@ def loss_operator(local: SparseRank) -> Operator:
     gradient = local.kernel(
         "indexer.loss.input_gradient", SparseRoutine.INDEXER_LOSS, (0.0, 2 * scores * FP32_BYTES), backward=True
     )
-    sums = (TpCollective(TpCombine.SUM, float(scores * FP32_BYTES), "attention of all heads"),)
-    collectives = TpCollectives(after_forward=sums if local.rank.shard.tp > 1 else ())
     return Operator(
         "indexer.loss",
         ParallelRegion.SHARDED,
         (target, loss),
         (gradient,),
         saves_outputs=True,
-        tp_collectives=collectives,
+        tp_collectives=TpCollectives(after_forward=local.head_sums(scores)),
     )
 
 
@@ -295,8 +297,7 @@ def dense_loss_operator(local: SparseRank) -> Operator:
         )
         for is_backward in (False, True)
     }
-    sums = (TpCollective(TpCombine.SUM, float(scores * FP32_BYTES), "attention of all heads"),)
-    summed = sums if local.rank.shard.tp > 1 else ()
+    summed = local.head_sums(scores)
     return Operator(
         *("indexer.loss", ParallelRegion.SHARDED, kernels[False], kernels[True]),
         tp_collectives=TpCollectives(after_forward=summed, before_backward=summed),
