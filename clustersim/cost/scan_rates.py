@@ -3,8 +3,7 @@
 Kernels of linear attention, state spaces and sparse attention are of libraries whose generated (Triton, TileLang) code
 reaches less of memory bandwidth and matmul rate than hand-written kernels do. A share by routine and direction, fitted
 to published kernels, stands in `topologies/scans`, one file per library; an accelerator's own file has those that are
-known to be others there. Routines that no file names reach all of it. Matrix
-factorizations are given in the same way.
+known to be others there. Routines that no file names reach all of it. Matrix factorizations are given in the same way.
 """
 
 from collections.abc import Mapping

@@ -40,8 +40,7 @@ class Unit:
     """Embedding, layer or head of a stage. Compared by identity, as equal layers share a unit.
 
     parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss; has_backward:
-    backward runs through it;
-    input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
+    backward runs through it; input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
     """
 
     name: str

@@ -3,9 +3,8 @@
 Six per token and parameter that multiplies activations (two forward, four backward; logits included,
 embedding lookup not), plus what the mixers do besides (`Mixer.mixing_flops`): for attention twelve per
 layer, query width and key, full matrix, no causal halving, limited to the sliding window; nothing for
-recomputation. This is PaLM's model FLOP (Chowdhery et
-al. 2022, arXiv:2204.02311, appendix B) and, for GPT, 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of
-Korthikanti et al. 2022 (arXiv:2205.05198) appendix A.
+recomputation. This is PaLM's model FLOP (Chowdhery et al. 2022, arXiv:2204.02311, appendix B) and, for GPT,
+72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of Korthikanti et al. 2022 (arXiv:2205.05198) appendix A.
 
 MTP layers count with their projection and their logits (Megatron-LM, megatron/training/training.py,
 `num_floating_point_operations`).
@@ -18,8 +17,8 @@ Frozen parameters have no gradient, so they count four (forward and input gradie
 attention counts as usual.
 
 An encoder's patches count four, because pixels have no gradient; its head as it is run, once per sample. What runs
-forward only, such as a frozen encoder, counts two.
-Where indexers of sparse attention are trained alone, no gradient passes the others, which count two.
+forward only, such as a frozen encoder, counts two. Where indexers of sparse attention are trained alone, no gradient
+passes the others, which count two.
 """
 
 from clustersim.common.units import Flop
