@@ -165,6 +165,17 @@ def test_manual_commands(
             assert (manual_dir / file).stat().st_size > 0
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("manual_dir")
+def test_the_main_job_prints_what_readme_shows(clustersim: CommandRunner) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"clustersim (run examples/\S+)", readme)
+    (shown,) = re.findall(r"```\n(step time .*?)```", readme, re.DOTALL)
+    done = clustersim(*shlex.split(command))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(output_pattern([*shown.splitlines(), "..."]), normalize_whitespace(done.stdout)), done.stdout
+
+
 def normalize_whitespace(text: str) -> str:
     """Non-empty lines with single spaces."""
     return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines() if line.strip())
