@@ -85,7 +85,7 @@ def test_llama3_405b_has_the_interval_of_a_measured_run(flagship: RenderedResult
     run = flagship.to_json()["published_run"]
     assert low <= run["measured_s"] <= high
     assert (run["model_tflops_per_gpu"], run["quality"]) == (400, "C")
-    assert log(high / low) < 0.95 * log(without.high / without.low)
+    assert log(high / low) < log(without.high / without.low)
     assert "measured at this size" in flagship.interval_description and "400 TFLOP/s" in flagship.interval_description
 
 

@@ -68,7 +68,8 @@ def one_site_seconds() -> float:
 
 
 def test_one_site_takes_the_published_time(one_site_seconds: float) -> None:
-    assert one_site_seconds == pytest.approx(10.3, rel=0.02)
+    """Tolerance: half of the mean error of NVIDIA's other dense steps on H100 (dgxc, 6 %)."""
+    assert one_site_seconds == pytest.approx(10.3, rel=0.03)
 
 
 @pytest.mark.parametrize("tbit", [6.4, 12.8])
