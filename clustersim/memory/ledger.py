@@ -13,6 +13,7 @@ backward frees: one microbatch and about one layer are held, not two microbatche
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.memory.overlapped_passes import overlapped_peak
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, OverlappedPair, ScheduleEntry, flatten_entry
+from clustersim.program.action import Action, ActionKind, OverlappedPair, ScheduleEntry
 
 
 class TimedPass(NamedTuple):
@@ -50,16 +51,18 @@ def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
     """Passes of schedule entries; a backward of the very forward it is paired with runs after it."""
     index_of_type: dict[PassType, int] = {}
     type_indices = [
-        index_of_type.setdefault(pass_type, len(index_of_type)) for entry in entries for pass_type in _pass_types(entry)
+        index_of_type.setdefault(pass_type, len(index_of_type))
+        for pass_type in chain.from_iterable(map(_pass_types, entries))
     ]
     return PassOrder((*index_of_type,), np.array(type_indices, dtype=np.int64))
 
 
-def _pass_types(entry: ScheduleEntry) -> Iterator[PassType]:
-    if isinstance(entry, OverlappedPair) and entry.forward[::2] != entry.backward[::2]:
-        yield entry.forward[:2], entry.backward[:2]
-    else:
-        yield from ((action[:2],) for action in flatten_entry(entry))
+def _pass_types(entry: ScheduleEntry) -> tuple[PassType, ...]:
+    if isinstance(entry, Action):
+        return ((entry[:2],),)
+    forward, backward = entry
+    types = forward[:2], backward[:2]
+    return (types,) if forward[::2] != backward[::2] else ((types[0],), (types[1],))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +236,18 @@ def _gradient_changes(footprint: Footprint, order: PassOrder) -> FloatArray:
 
 def _gradient_lifetimes(order: PassOrder) -> Iterator[tuple[int, int, int]]:
     """Each stage, with the indices of the first and of the last pass that produces its weight gradients."""
+    first, last = np.empty((2, len(order.pass_types)), dtype=np.int64)  # pass of each type
+    passes = np.arange(len(order.type_indices))
+    first[order.type_indices[::-1]], last[order.type_indices] = (
+        passes[::-1],
+        passes,
+    )  # of equal ones numpy keeps the last
     types_by_stage: dict[int, list[int]] = {}
     for index, (*_, (stage, kind)) in enumerate(order.pass_types):
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             types_by_stage.setdefault(stage, []).append(index)
     for stage, types in types_by_stage.items():
-        passes = np.flatnonzero(np.isin(order.type_indices, types))
-        yield stage, int(passes[0]), int(passes[-1])
+        yield stage, int(first[types].min()), int(last[types].max())
 
 
 def _entry_change(activations: Activations, pass_type: PassType) -> tuple[Bytes, Bytes]:

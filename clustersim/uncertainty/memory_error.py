@@ -21,9 +21,11 @@ The default headroom is the least free share of a device at which that probabili
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Self
@@ -79,8 +81,11 @@ class MemoryErrorModel:
     """Published errors of predicted peak memory, by family of frameworks; equal to itself alone."""
 
     families: tuple[MemoryErrorFamily, ...]
+    _ratios: tuple[float, ...] = field(init=False, repr=False)
+    """All ratios of all families, ascending."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_ratios", tuple(sorted(chain.from_iterable(f.ratios for f in self.families))))
         if not any(family.has_enough_sources for family in self.families):
             raise InputError(
                 f"memory errors: no family has {MIN_SOURCES} sources, of which a probability needs as many"
@@ -93,9 +98,9 @@ class MemoryErrorModel:
 
     def default_headroom(self, framework: str) -> float:
         """The free share of a device at which a prediction for this framework is safe; at least `MIN_HEADROOM`."""
-        margin = next(
-            margin for margin in self._ratios() if self.fit_probability(framework, 1.0, margin) >= SAFE_PROBABILITY
-        )
+        margins = self._ratios
+        safe = bisect_left(margins, SAFE_PROBABILITY, key=lambda margin: self.fit_probability(framework, 1.0, margin))
+        margin = margins[safe]
         return max(MIN_HEADROOM, math.ceil((1.0 - 1.0 / margin) * _HEADROOM_STEPS) / _HEADROOM_STEPS)
 
     def out_of_sample_coverage(self, family: MemoryErrorFamily) -> float:
@@ -113,15 +118,9 @@ class MemoryErrorModel:
         return [family for family in families if framework in family.frameworks] or families
 
     def _family_probability(self, family: MemoryErrorFamily, margin: float) -> float:
-        shares = [*family.source_shares(margin), float(self._ratios()[-1] <= margin * (1.0 + _ROUNDING))]
+        shares = [*family.source_shares(margin), float(self._ratios[-1] <= margin * (1.0 + _ROUNDING))]
         runs = len(family.ratios)
         return min(fmean(shares), runs / (runs + 1))
-
-    def _ratios(self) -> list[float]:
-        """All ratios of all families, ascending."""
-        return sorted(
-            ratio for family in self.families for ratios in family.ratios_by_source.values() for ratio in ratios
-        )
 
 
 def load_memory_error_model(name_or_path: str = MEMORY_ERRORS) -> MemoryErrorModel:

@@ -123,15 +123,12 @@ def _packaged_accelerator(name: str) -> Accelerator | None:
 
 
 @cache
-def _packaged_clusters() -> Mapping[str, FlatKeys]:
-    """The flattened files of all packaged clusters, by name."""
-    files = {name: data_files.find_file("clusters", name) for name in data_files.list_names("clusters")}
-    return MappingProxyType({name: flatten_keys(data_files.read_mapping(path)) for name, path in files.items()})
-
-
-def _clusters_with(accelerator: Accelerator) -> dict[str, FlatKeys]:
-    """The packaged clusters with an accelerator, by name."""
-    return {name: keys for name, keys in _packaged_clusters().items() if keys.get("accelerator") == accelerator.name}
+def _clusters_with(accelerator_name: str) -> Mapping[str, FlatKeys]:
+    """The flattened files of the packaged clusters with an accelerator, by name; only files that name it are parsed."""
+    paths = {name: data_files.find_file("clusters", name) for name in data_files.list_names("clusters")}
+    naming = {name: path for name, path in paths.items() if accelerator_name in data_files.read_text(path)}
+    clusters = {name: flatten_keys(data_files.read_mapping(path)) for name, path in naming.items()}
+    return MappingProxyType({name: keys for name, keys in clusters.items() if keys["accelerator"] == accelerator_name})
 
 
 def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
@@ -143,7 +140,7 @@ def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterat
             *_key_mismatches(accelerator, cluster, stated),
         ]
         if differences:
-            matching_clusters = [*_clusters_with(accelerator)]
+            matching_clusters = [*_clusters_with(accelerator.name)]
             owners = (
                 f"; {_shortened_list(matching_clusters)} {'have' if len(matching_clusters) > 1 else 'has'} what "
                 "belongs to it"
@@ -173,7 +170,7 @@ def _key_mismatches(accelerator: Accelerator, cluster: Cluster, stated: _StatedK
         "clusters"
     ):
         return
-    matching_clusters = _clusters_with(accelerator).values()
+    matching_clusters = _clusters_with(accelerator.name).values()
     for key, label in _ACCELERATOR_KEYS.items():
         value, expected = (
             stated.file_value(key),
@@ -256,7 +253,7 @@ def _nvlink_bandwidth(accelerator: Accelerator) -> float:
 
 def _packaged_bandwidth(accelerator: Accelerator, key: str, *, default: float) -> float:
     """The largest bytes/s that a key has in packaged clusters of an accelerator; the default where none has it."""
-    bandwidths = (keys.get(key) for keys in _clusters_with(accelerator).values())
+    bandwidths = (keys.get(key) for keys in _clusters_with(accelerator.name).values())
     return max(
         (parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=default
     )
