@@ -4,7 +4,7 @@ As `phase_cost`, but group by group: a link's load is that of one group's own fl
 groups is left to the engine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,21 +151,22 @@ def _largest_flow_share(phase_routes: FlowRoutes) -> FloatArray:
 def _phase_load_matrix(phase_routes: FlowRoutes, classes: LinkClasses, bandwidth: FloatArray) -> LinkLoadMatrix:
     """Seconds per byte for which each group keeps each link busy in one phase. bandwidth: [classes] of links."""
     loaded_paths = [paths for paths in phase_routes.paths if paths.share > 0]
-    hop_entries = [hop_entry for paths in loaded_paths for hop_entry in _hop_entries(paths)]
-    link_count = len(phase_routes.link_load)
-    if len({paths.share for paths in loaded_paths}) == 1:
-        loads = _count_duplicates(_concatenate(hop_entries), link_count, loaded_paths[0].share)
+    link_count, shares = len(phase_routes.link_load), [paths.share for paths in loaded_paths]
+    pairs_by_path = [_group_link_pairs(paths, link_count) for paths in loaded_paths]
+    sizes, pairs = list(map(len, pairs_by_path)), np.concatenate([np.zeros(0, np.int64), *pairs_by_path])
+    del pairs_by_path  # with a million GPUs, a sixth of all memory
+    if len(set(shares)) == 1:
+        loads = _count_duplicates(pairs, link_count, shares[0])
     else:
-        loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *hop_entries]), link_count)
+        loads = _sum_duplicates(pairs, np.repeat(shares, sizes), link_count)
     seconds = loads.seconds_per_byte / bandwidth[classes.class_of(loads.link_index)]
     return LinkLoadMatrix(loads.group_index, loads.link_index, seconds)
 
 
-def _hop_entries(paths: FlowPaths) -> Iterator[LinkLoadMatrix]:
-    """Load matrix entries of each hop."""
-    for links in paths.links:
-        group, flow = np.nonzero(links >= 0)
-        yield LinkLoadMatrix(group, links[group, flow], np.full(len(group), paths.share))
+def _group_link_pairs(paths: FlowPaths, link_count: int) -> IntArray:
+    """Group * link_count + link of all flows, hop by hop."""
+    first_pair = np.arange(paths.links.shape[1])[:, None] * link_count
+    return np.concatenate([(first_pair + links)[links >= 0] for links in paths.links])
 
 
 def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> LinkLoadMatrix:
@@ -174,26 +175,27 @@ def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> 
     if len(nonempty) < 2:
         return next(iter(nonempty), NO_LINK_LOADS)
     link_count = max(int(matrix.link_index.max()) for matrix in nonempty) + 1
-    total = _sum_duplicates(_concatenate(nonempty), link_count)
+    entries = _concatenate(nonempty)
+    pairs = entries.group_index * link_count + entries.link_index
+    total = _sum_duplicates(pairs, entries.seconds_per_byte, link_count)
     return LinkLoadMatrix(
         total.group_index, total.link_index, np.minimum(total.seconds_per_byte, max_seconds[total.group_index])
     )
 
 
-def _count_duplicates(entries: LinkLoadMatrix, link_count: int, share: float) -> LinkLoadMatrix:
-    """As `_sum_duplicates` where all entries are equal: counting sorted pairs is several times faster than summing."""
-    pairs = np.sort(entries.group_index * link_count + entries.link_index)
+def _count_duplicates(pairs: IntArray, link_count: int, share: float) -> LinkLoadMatrix:
+    """As `_sum_duplicates` where all values are equal: counting sorted pairs is several times faster than summing."""
+    pairs = np.sort(pairs)
     first = np.flatnonzero(np.diff(pairs, prepend=-1))
     group, link = np.divmod(pairs[first], link_count)
     return LinkLoadMatrix(group, link, np.diff(first, append=len(pairs)) * share)
 
 
-def _sum_duplicates(entries: LinkLoadMatrix, link_count: int) -> LinkLoadMatrix:
-    """Sum entries of equal group and link. They come as sorted runs, which a stable sort exploits."""
-    pairs = entries.group_index * link_count + entries.link_index
+def _sum_duplicates(pairs: IntArray, values: FloatArray, link_count: int) -> LinkLoadMatrix:
+    """Sum values of equal group * link_count + link. They come as sorted runs, which a stable sort exploits."""
     order = np.argsort(pairs, kind="stable")
     pairs = pairs[order]
     first = np.diff(pairs, prepend=-1) != 0
-    total = np.bincount(np.cumsum(first) - 1, entries.seconds_per_byte[order]).astype(np.float64)
+    total = np.bincount(np.cumsum(first) - 1, values[order]).astype(np.float64)
     group, link = np.divmod(pairs[first], link_count)
     return LinkLoadMatrix(group, link, total)
