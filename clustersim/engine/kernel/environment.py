@@ -27,18 +27,15 @@ class SimEnvironment(simpy.Environment):
     def call_at_end_of_instant(self, callback: Callable[[], None]) -> None:
         """Call back once all other events of this instant are processed, those included that they cause."""
         self._deferred.append(callback)
-        if len(self._deferred) == 1:
-            simpy.Timeout(self, 0.0).callbacks.append(self._process_deferred)
 
     @property
     def instant_is_over(self) -> bool:
-        """Whether nothing else is due at this instant, when the callback at its end asks."""
-        return self.peek() > self.now and len(self._deferred) <= 1
+        """Whether nothing else is due at this instant, neither an event nor a callback at its end."""
+        return self.peek() > self.now and not self._deferred
 
-    def _process_deferred(self, _: simpy.Event) -> None:
-        """Call the first callback if nothing else is due; wait for what is, and for what it causes, before the next."""
-        if self.peek() > self.now:
-            self._deferred[0]()
-            self._deferred.popleft()
-        if self._deferred:
-            simpy.Timeout(self, 0.0).callbacks.append(self._process_deferred)
+    def step(self) -> None:
+        """Process the next event, or the next callback at the end of this instant if no event is due at it."""
+        if self._deferred and self.peek() > self.now:
+            self._deferred.popleft()()
+        else:
+            simpy.Environment.step(self)

@@ -179,10 +179,13 @@ class Recorder:
         The groups of a segment are considered one after the other.
         """
         blocking = np.arange(len(waited))
-        for _, event_keys in sorted(self.sync_participants.items(), key=lambda participant: participant[0][0]):
-            events = event_index.lookup(np.array(event_keys))
-            earliest = events[int(np.argmin(waited[blocking[events]]))]
-            blocking[events] = blocking[earliest]
+        by_order_and_size: dict[tuple[int, int], list[list[int]]] = {}
+        for (order, *_), event_keys in self.sync_participants.items():
+            by_order_and_size.setdefault((order, len(event_keys)), []).append(event_keys)
+        for _, keys_of_groups in sorted(by_order_and_size.items()):  # an event is in one group of each order
+            events = event_index.lookup(np.array(keys_of_groups))
+            earliest = np.argmin(waited[blocking[events]], axis=1)
+            blocking[events] = blocking[events[np.arange(len(events)), earliest]][:, None]
         return blocking
 
     def _contention_delays(self, event_index: "_EventIndex") -> ContentionDelays:

@@ -10,9 +10,9 @@ there to the last one, and the remainder.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 
@@ -49,6 +49,15 @@ class SegmentDurations:
     fixed_seconds: FloatArray
     slowdown: FloatArray
     group_syncs: tuple[GroupSync | None, ...]
+    _ranges: list["_OperationRange"] = field(init=False, default_factory=list)
+
+    @property
+    def ranges(self) -> Sequence["_OperationRange"]:
+        """The segment in ranges of operations; computed once, as overlapping collectives evaluate it many times."""
+        if not self._ranges:
+            bounds = pairwise((*_boundaries(self), len(self.group_syncs)))
+            self._ranges.extend(_OperationRange.from_operations(self, begin, end) for begin, end in bounds)
+        return self._ranges
 
     @property
     def has_sync(self) -> bool:
@@ -143,10 +152,9 @@ def evaluate_segment(
 ) -> SegmentRun:
     """Run a segment, summing up operations between synchronization points and changes of kind."""
     now, waited, slowed = start, np.zeros(durations.rank_count), np.zeros(durations.rank_count)
-    for begin, end in pairwise((*_boundaries(durations), len(durations.group_syncs))):
-        now, waited = _apply_sync(durations.group_syncs[begin], now, waited)
-        seconds = durations.kernel_seconds[:, begin:end].sum(axis=1), durations.fixed_seconds[:, begin:end].sum(axis=1)
-        now, slowdown_seconds = _advance(now, *seconds, durations.slowdown[..., begin], overlaps)
+    for operations in durations.ranges:
+        now, waited = _apply_sync(operations.group_sync, now, waited)
+        now, slowdown_seconds = _advance(now, operations.work, overlaps)
         slowed = slowed + slowdown_seconds
     return SegmentRun(now, waited, slowed)
 
@@ -163,13 +171,12 @@ def evaluate_operations(
     for index, group_sync in enumerate(durations.group_syncs):
         now, waited = _apply_sync(group_sync, now, waited)
         begins[..., index] = now
-        now, slowdown_seconds = _advance(
-            now,
+        work = _SlowableWork.from_seconds(
             durations.kernel_seconds[..., index],
             durations.fixed_seconds[..., index],
-            durations.slowdown[..., index],
-            overlaps,
+            durations.slowdown[..., index] if overlaps else None,
         )
+        now, slowdown_seconds = _advance(now, work, overlaps)
         slowed = slowed + slowdown_seconds
         ends[..., index] = now
     return SegmentRun(now, waited, slowed), begins, ends
@@ -183,30 +190,17 @@ def _apply_sync(group_sync: GroupSync | None, arrival: FloatArray, waited: Float
     return synced, waited + (synced - arrival)
 
 
-def _advance(
-    start: FloatArray,
-    kernel_seconds: FloatArray,
-    fixed_seconds: FloatArray,
-    slowdown: FloatArray,
-    overlaps: OverlapIntervals,
-) -> tuple[FloatArray, FloatArray]:
-    """End of work with evenly distributed kernels, and the seconds that overlapping collectives cost it.
-
-    slowdown: [levels - 1, ...] of all these kernels.
-    """
-    uncontended = kernel_seconds + fixed_seconds
-    end, slowed = start + uncontended, np.zeros_like(start)
-    if not overlaps or not kernel_seconds.any():
+def _advance(start: FloatArray, work: "_SlowableWork", overlaps: OverlapIntervals) -> tuple[FloatArray, FloatArray]:
+    """End of work with evenly distributed kernels, and the seconds that overlapping collectives cost it."""
+    end, slowed = start + work.seconds, np.zeros_like(start)
+    if work.slowdown is None:
         return end, slowed
-    work_slowdown = slowdown * np.divide(
-        kernel_seconds, uncontended, out=np.zeros_like(uncontended), where=uncontended > 0
-    )
     for overlap_begin, overlap_end, level in overlaps:
         overlap_start = np.maximum(start, overlap_begin)
         remaining = end - overlap_start
         if (remaining <= 0.0).all():
             continue
-        ratio = work_slowdown[level - 1] if isinstance(level, int) else np.choose(level - 1, work_slowdown)
+        ratio = work.slowdown[level - 1] if isinstance(level, int) else np.choose(level - 1, work.slowdown)
         lost_fraction = ratio / (1.0 + ratio)
         delay = (
             np.minimum(np.maximum(remaining, 0.0) * (1.0 + ratio), np.maximum(overlap_end - overlap_start, 0.0))
@@ -214,6 +208,42 @@ def _advance(
         )
         end, slowed = end + delay, slowed + delay
     return end, slowed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SlowableWork:
+    """Uncontended seconds of kernels and communication.
+
+    slowdown: [levels - 1, ...] of both together at each interference level; None where nothing slows them.
+    """
+
+    seconds: FloatArray
+    slowdown: FloatArray | None
+
+    @classmethod
+    def from_seconds(cls, kernel_seconds: FloatArray, fixed_seconds: FloatArray, slowdown: FloatArray | None) -> Self:
+        """slowdown: [levels - 1, ...] of all these kernels; None: nothing overlaps them."""
+        seconds = kernel_seconds + fixed_seconds
+        if slowdown is None or not kernel_seconds.any():
+            return cls(seconds, None)
+        share = np.divide(kernel_seconds, seconds, out=np.zeros_like(seconds), where=seconds > 0)
+        return cls(seconds, slowdown * share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _OperationRange:
+    """Operations with one synchronization before the first, and work of one kind."""
+
+    group_sync: GroupSync | None
+    work: _SlowableWork
+
+    @classmethod
+    def from_operations(cls, durations: SegmentDurations, begin: int, end: int) -> Self:
+        """Sum up operations `begin` to before `end`."""
+        kernels, fixed = durations.kernel_seconds[:, begin:end], durations.fixed_seconds[:, begin:end]
+        slowdown = durations.slowdown[..., begin]
+        work = _SlowableWork.from_seconds(kernels.sum(axis=1), fixed.sum(axis=1), slowdown)
+        return cls(durations.group_syncs[begin], work)
 
 
 def _boundaries(durations: SegmentDurations) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import filterfalse
 from typing import Final, Protocol
 
 import numpy as np
@@ -163,7 +164,7 @@ class FluidNetwork:
             for flow in self._link_flows[pending_links.pop()]:
                 if flow not in component:
                     component[flow] = None
-                    new_links = [link_id for link_id in flow.demand.link_ids if link_id not in seen]
+                    new_links = [*filterfalse(seen.__contains__, flow.demand.link_ids)]
                     seen.update(new_links)
                     pending_links += new_links
         return list(component)
