@@ -60,7 +60,7 @@ def test_timed_link_degradation_keeps_the_fabric() -> None:
         ({"links": {**SLOW_LINK, "during": ["1 s", 2]}}, "2 has no unit"),
         (
             {"links": {"between": SLOW_LINK["between"], "dead": True, "during": ["1 s", "2 s"]}},
-            "has dead and during, but routes do not change while a step runs",
+            "dead and during.*routes do not change",
         ),
         ({"links": [{**SLOW_LINK, "during": ["0 s", "1 s"]}] * 2}, "is in links.0 already; keep one"),
         ({"links": {**SLOW_LINK, "between": ["nic0.0", "leaf0.1"], "during": ["0 s", "1 s"]}}, "no link leads from"),
@@ -80,7 +80,7 @@ def test_invalid_traffic_has_a_one_line_error(degradations: dict[str, Any], sent
     ],
 )
 def test_traffic_needs_a_shared_network(key: str, degradations: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"degradations.{key}: links are not shared with cost.network uncontended"):
+    with pytest.raises(InputError, match=rf"degradations\.{key}:.*cost\.network uncontended"):
         load_scenario({"network": "uncontended"}, **degradations)
 
 

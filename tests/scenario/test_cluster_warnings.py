@@ -11,6 +11,7 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.link_technology import SCALE_UP_BANDWIDTH, SCALE_UP_TECHNOLOGIES
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
+from tests.sentences import parts
 
 SMALL_MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32000}
 
@@ -27,31 +28,31 @@ def only_warning(mapping: dict[str, Any], *overrides: str) -> str:
         (
             "hgx-h200",
             "b300-sxm-288gb",
-            "cluster: b300-sxm-288gb stands in hgx-h200 and has the cluster's links, with nvlink4 links instead of "
-            "nvlink5, NVLink of 450 GB/s instead of 900 GB/s, PCIe of 63 GB/s instead of 121 GB/s; aws-p6-b300, "
-            "hgx-b300 have what belongs to it",
+            "cluster: b300-sxm-288gb ... hgx-h200 ... nvlink4 ... nvlink5, NVLink of 450 GB/s ... 900 GB/s, "
+            "PCIe of 63 GB/s ... 121 GB/s; aws-p6-b300, hgx-b300",
         ),
         (
             "dgx-h100",
             "h800-sxm-80gb",
-            "cluster: h800-sxm-80gb stands in dgx-h100 and has the cluster's links, with NVLink of 450 GB/s instead of "
-            "200 GB/s; dgx-h800 has what belongs to it",
+            "cluster: h800-sxm-80gb ... dgx-h100 ... NVLink of 450 GB/s ... 200 GB/s; dgx-h800",
         ),
-        ("hgx-b200", "b300-sxm-288gb", "PCIe of 63 GB/s instead of 121 GB/s; aws-p6-b300, hgx-b300 have"),
-        ("dgx-a100", "h100-sxm-80gb", "nvlink3 links instead of nvlink4, NVLink of 300 GB/s instead of 450 GB/s"),
-        ("mi300x", "mi355x", "NVLink of 448 GB/s instead of 535.5 GB/s; mi355x has what belongs to it"),
+        ("hgx-b200", "b300-sxm-288gb", "PCIe of 63 GB/s ... 121 GB/s; aws-p6-b300, hgx-b300"),
+        ("dgx-a100", "h100-sxm-80gb", "nvlink3 ... nvlink4, NVLink of 300 GB/s ... 450 GB/s"),
+        ("mi300x", "mi355x", "NVLink of 448 GB/s ... 535.5 GB/s; mi355x"),
         ("dgx-h100", "mi300x", "nvlink4 links instead of xgmi4"),
         (
             "gb200-nvl72",
             "b200-sxm-180gb",
-            "NVLink domains of 72 instead of 8; aws-p6-b200, gcp-a4, hgx-b200 and 1 more",
+            "NVLink domains of 72 ... 8; aws-p6-b200, gcp-a4, hgx-b200 and 1 more",
         ),
     ],
 )
 def test_mismatched_accelerator_names_matching_clusters(
     mapping: dict[str, Any], cluster: str, accelerator: str, sentence: str
 ) -> None:
-    assert sentence in only_warning(mapping, f"cluster.name={cluster}", f"cluster.accelerator={accelerator}")
+    assert parts(sentence).search(
+        only_warning(mapping, f"cluster.name={cluster}", f"cluster.accelerator={accelerator}")
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,7 @@ def test_valid_clusters_do_not_warn(mapping: dict[str, Any], overrides: list[str
 
 def test_mixed_nodes_are_checked(mapping: dict[str, Any]) -> None:
     mixed = "cluster.mixed={{nodes: 0, accelerator: {}}}"
-    assert "a100-sxm-80gb stands in dgx-h100 and has the cluster's links, with nvlink4" in only_warning(
-        mapping, mixed.format("a100-sxm-80gb")
-    )
+    assert parts("a100-sxm-80gb ... dgx-h100 ... nvlink4").search(only_warning(mapping, mixed.format("a100-sxm-80gb")))
     assert Scenario.from_mapping(mapping, [mixed.format("h200-sxm-141gb")]).warnings == ()
 
 
@@ -129,7 +128,7 @@ def test_nic_in_bytes_suggests_bits(mapping: dict[str, Any], bandwidth: str, sug
 @pytest.mark.parametrize("bandwidth", ["450 Gbit/s", "900 Gbit/s"])
 def test_nvlink_in_bits_suggests_bytes(mapping: dict[str, Any], bandwidth: str) -> None:
     warning = only_warning(mapping, f"cluster.node.nvlink.bandwidth={bandwidth}")
-    assert "h100-sxm-80gb has 450 GB/s of NVLink per direction (900 GB/s in both); was 450 GB/s meant?" in warning
+    assert parts("h100-sxm-80gb has 450 GB/s ... per direction (900 GB/s in both) ... 450 GB/s").search(warning)
 
 
 @pytest.mark.parametrize(
@@ -192,18 +191,15 @@ def test_user_cluster_file_is_checked(tmp_path: Any, mapping: dict[str, Any]) ->
     mapping["cluster"] = {"path": str(path), "gpus": 64}
     warnings = Scenario.from_mapping(mapping).warnings
     assert len(warnings) == 3
-    assert (
-        "a100-sxm-80gb stands in mine and has the cluster's links, with nvlink4 links instead of nvlink3; "
-        in warnings[0]
-    )
+    assert parts("a100-sxm-80gb ... mine ... nvlink4 ... nvlink3;").search(warnings[0])
     assert "was 400 Gbit/s meant?" in warnings[1]
-    assert "63 GB/s is more than the 31 GB/s per direction that a100-sxm-80gb has" in warnings[2]
+    assert parts("63 GB/s ... 31 GB/s per direction ... a100-sxm-80gb").search(warnings[2])
 
 
 # 64 GPUs: 8 nodes, in one unit of dgx-h100 (32 nodes) and in four racks of llama3-roce (2 nodes), in one pod of both
 UNUSED_TIERS = [
-    ("dgx-h100", "leaf", {"tp": 4, "pp": 2}, "no transfer of this layout's 64 GPUs goes beyond the leaf switches"),
-    ("dgx-h100", "leaf", {"tp": 1}, "no transfer of this layout's 64 GPUs goes beyond the leaf switches"),
+    ("dgx-h100", "leaf", {"tp": 4, "pp": 2}, "no transfer ... 64 GPUs ... beyond the leaf switches"),
+    ("dgx-h100", "leaf", {"tp": 1}, "no transfer ... 64 GPUs ... beyond the leaf switches"),
     ("dgx-h100", "spine", {"tp": 8}, "the 64 GPUs are under one pod of spine switches"),
     ("llama3-roce", "spine", {"tp": 8}, "the 64 GPUs are under one pod of spine switches"),
 ]
@@ -220,7 +216,8 @@ def test_oversubscription_of_unused_tier_warns_without_cost(
     scenario = Scenario.from_mapping(plan)
     key = f"cluster.fabric.{tier}.oversubscription"
     oversubscribed = scenario.with_overrides(f"{key}=20")
-    assert oversubscribed.warnings == (f"{key} 20 changes nothing: {reason}",)
+    (warning,) = oversubscribed.warnings
+    assert parts(f"{key} 20 changes nothing: {reason}").fullmatch(warning)
     assert simulate(oversubscribed).step_time == simulate(scenario).step_time
 
 

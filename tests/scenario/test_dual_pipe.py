@@ -9,6 +9,7 @@ from clustersim.common.errors import InputError
 from clustersim.report.labels import describe_layout
 from clustersim.report.result_timeline import describe_stage_placement
 from clustersim.schedules.dual_pipe import DualPipe
+from tests.sentences import parts
 
 BASE_MAPPING: dict[str, Any] = {
     "model": {"preset": "deepseek-v2-lite", "layers": 16},
@@ -36,9 +37,8 @@ def test_one_pipeline_in_the_file_runs_as_two() -> None:
     assert scenario.microbatch_count == 8
     assert describe_layout(scenario).startswith("pp 8 · dp 4 · ep 4")
     assert "2 x 8 microbatches of 1" in describe_layout(scenario)
-    assert (
-        "assigned to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does"
-        in describe_stage_placement(scenario)
+    assert parts("8 pipeline ranks in pairs: pipeline rank 0 ... stages 0, 7, and so").search(
+        describe_stage_placement(scenario)
     )
 
 
@@ -50,19 +50,19 @@ def test_expert_communication_overlaps_by_default() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["layout.pp=5"], "layout.pp: 5, but dualpipe's ranks are pairs, each with stages .*; pp 4 or 8 fits"),
-        (["layout.pp=2"], "layout.pp: 2, but dualpipe's ranks are pairs, each with stages .*; pp 4 fits"),
+        (["layout.pp=5"], r"layout\.pp: 5.*dualpipe.*pairs.*pp 4 or 8"),
+        (["layout.pp=2"], r"layout\.pp: 2.*dualpipe.*pairs.*pp 4"),
         (["layout.pp=1"], "layout.pp: 1, .*; pp 4 fits"),
         (["training.global_batch=56"], "needs as many microbatches each way, 16 in all, not 14"),
         (
             ["training.global_batch=60"],
-            "not a multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; global_batch 64 fits",
+            "multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; global_batch 64",
         ),
         (["training.global_batch=4"], "feed at most 4 .* microbatches of 1, but dp is 4 x 2 ways of dualpipe"),
         (["layout.ep=8"], "8 x etp 1 does not divide the 4 ranks of tp x cp x dp"),
         (["layout.pp=32", "layout.ep=1"], "pp 32 x 1 chunks = 32 stages, .* has only 16 layers"),
-        (["layout.dp=8"], "pp 8 x dp 8 = 64 ranks, but the cluster has 32 GPUs; dp 4 fits"),
-        (["layout.data={zero: {stage: 1, shard: 3}}"], "shard 3 does not divide the 4 ranks .dp 4. that hold the same"),
+        (["layout.dp=8"], "pp 8 x dp 8 = 64 ranks.*32 GPUs; dp 4"),
+        (["layout.data={zero: {stage: 1, shard: 3}}"], r"shard 3.*4 ranks \(dp 4\)"),
     ],
 )
 def test_invalid_dualpipe_settings_are_rejected(overrides: list[str], sentence: str) -> None:

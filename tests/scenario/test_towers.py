@@ -66,8 +66,8 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({**_LLAVA, "hidden": 4096}, "model: hidden: next to language, whose key it would be; write it there"),
-        ({"preset": "llama2-7b", "frozen": True}, "model: frozen: true, but there is no encoder or projector to train"),
+        ({**_LLAVA, "hidden": 4096}, "model: hidden:.*language"),
+        ({"preset": "llama2-7b", "frozen": True}, "model: frozen: true.*no encoder or projector"),
         ({"preset": "llama2-7b", "projector": {}}, "model: projector: there is no encoder that it belongs to"),
         ({"preset": "llama2-7b", "encoder": {"frozen": True}}, "model: encoder: names no preset"),
         ({**_LLAVA, "encoder": "llama3-8b"}, "model: encoder: llama3-8b reads tokens, not images"),
@@ -89,7 +89,7 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
         ),
         (
             {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": 1.5}},
-            "model.encoder.images: 1.5 in each of 1 sequences of a microbatch are 1.5 images",
+            r"model\.encoder\.images: 1\.5.*1 sequences.*1\.5 images",
         ),
         (
             {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": "1 to 4"}},
@@ -99,7 +99,7 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
         ({"preset": "llama2-7b", "input_size": 224}, "model: input_size: llama2-7b reads tokens, not images"),
         ({"preset": "vit-l-16", "input_size": 8}, r"model: input_size: \[8, 8\] holds no patch of vit-l-16"),
         ({"preset": "vit-l-16", "input_size": "big"}, "model.input_size: 'big' is no size"),
-        ("vit-l-16", "training.sequence: 2048 tokens are no sample of vit-l-16, which is 197 tokens"),
+        ("vit-l-16", r"training\.sequence: 2048 tokens.*vit-l-16.*197 tokens"),
     ],
 )
 def test_bad_towers_are_refused_in_one_sentence(model: Any, message: str) -> None:
@@ -110,7 +110,7 @@ def test_bad_towers_are_refused_in_one_sentence(model: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("training.lora={rank: 16}", "training.lora with the images of llava-1.5-7b is not modelled"),
+        ("training.lora={rank: 16}", r"training\.lora.*llava-1\.5-7b.*not modelled"),
         ("training.reference_model=true", "training.reference_model with the images"),
         ("layout.data=deepspeed_zero3", "layout.data: deepspeed_zero3 with the images"),
     ],
