@@ -48,6 +48,7 @@ from clustersim.cost.record_file import read_record, write_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
+from tests.sentences import parts
 
 ROOT = Path(__file__).parents[2]
 SCENARIO_YAML = """
@@ -158,11 +159,10 @@ def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapp
     assert all(
         0.0 <= kernel_slowdown <= 99.0 + 1e-9 and not comm_slowdown for _, kernel_slowdown, comm_slowdown in samples
     )
-    assert [entry for entry in results["overlapped"] if isinstance(entry, str)] == [
-        "overlapped with overlapped.matmul, which could not be run in isolation (unsupported)",
-        "overlapped with overlapped.matmul, which could not be run in isolation (unsupported)",
-        "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
-    ]
+    *unsupported, too_many = (entry for entry in results["overlapped"] if isinstance(entry, str))
+    assert len(unsupported) == 2
+    assert all(parts("overlapped.matmul ... in isolation (unsupported)").search(entry) for entry in unsupported)
+    assert parts("8 ranks on 1 node ... 4 processes on 2 nodes").fullmatch(too_many)
 
 
 def test_low_precision_reductions_are_exact(results: Mapping[str, Any]) -> None:
@@ -321,7 +321,7 @@ def test_unequal_processes_per_node_are_refused() -> None:
         (("--sizes", "1 KiB,2"), "--sizes: '2' is not a size"),
         (("--sizes", "0 B"), "--sizes: '0 B' is not above zero"),
         (("--largest", "512 B"), "--largest: '512 B' is below 1 KiB"),
-        (("--dtype", "fp32,bf61"), "--dtype: reductions are not measured in 'bf61'; did you mean bf16"),
+        (("--dtype", "fp32,bf61"), "--dtype: ... 'bf61' ... bf16"),
         (("--budget", "soon"), "--budget: 'soon' is not a time"),
     ],
 )
@@ -331,7 +331,7 @@ def test_invalid_options_are_refused_before_measuring(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["collectives", *arguments]) == 2
-    assert sentence in capsys.readouterr().err
+    assert parts(sentence).search(capsys.readouterr().err)
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(SystemExit) as exit_info:  # the other ranks exit without repeating the message
         main(["collectives", *arguments])

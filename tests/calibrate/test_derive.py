@@ -78,7 +78,7 @@ def test_derived_record_states_its_derivation() -> None:
 @pytest.mark.parametrize(
     ("to", "message"),
     [
-        ("a100-sxm-80gb", "has another compute die; records of a100-sxm-40gb carry over to it"),
+        ("a100-sxm-80gb", r"another compute die.*a100-sxm-40gb"),
         ("h200-sxm-141gb", "is of it already"),
         ("h100-pcie-80gb", "did you mean h100-sxm-80gb"),
         ("nonsense", "choose one of"),

@@ -122,7 +122,7 @@ def test_record_with_imbalanced_samples_round_trip(tmp_path: Path) -> None:
         ("shares", [0.5, 0.5, 1.0], r"collectives\[0\].call.shares: .* no shares of 4 ranks"),
         ("shares", [0.5, 0.5, 1.0, 1.0], r"no shares of 4 ranks, 1 on average"),
         ("shares", [-1.0, 2.0, 1.0, 2.0], r"shares\[0\]: -1.0 is below zero"),
-        ("tokens_per_group", [8, 8, 16], r"imbalanced_gemms\[0\].tokens_per_group: 3 groups, and the kernel has 4"),
+        ("tokens_per_group", [8, 8, 16], r"imbalanced_gemms\[0\]\.tokens_per_group: 3 groups.*4"),
         ("tokens_per_group", [-8, 24, 16, 32], r"imbalanced_gemms\[0\].tokens_per_group\[0\]: -8 is below zero"),
     ],
 )

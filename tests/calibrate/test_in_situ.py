@@ -43,6 +43,7 @@ from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_cupti import FakeCupti  # noqa: E402
 from tests.calibrate.fake_gpu import FakeChip, FakeKernel  # noqa: E402
+from tests.sentences import parts  # noqa: E402
 
 KERNEL_MODEL = Roofline(load_accelerator("h100-sxm-80gb"))
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -131,7 +132,7 @@ def test_unmeasured_kernels_and_unprofiled_labels_are_reported_and_skipped() -> 
         measure.compare_with_isolated(ChainWithoutLoss(kernels, chain.factors), measure_kernel, 1e9, messages.append)
     )
     assert len(messages) == 2
-    assert "attention_forward: attention.core alone: unsupported, no such kernel" in " ".join(messages)
+    assert parts("attention_forward: attention.core ... unsupported, no such kernel").search(" ".join(messages))
     assert "loss_torch: the profiler saw nothing of it" in " ".join(messages)
     assert {"attention_forward fp32", "loss_torch fp32"}.isdisjoint(samples)
     assert {"attention_backward fp32", "loss_torch backward fp32", "matmul fp32"} <= samples.keys()

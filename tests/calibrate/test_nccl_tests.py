@@ -18,6 +18,7 @@ from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import CalibrationRecord, CollectiveCall
 from clustersim.cost.record_file import read_record
 from clustersim.program.task import CollectiveType
+from tests.sentences import parts
 
 FILES = Path(__file__).parent / "nccl"
 ALL_GATHER, ALL_REDUCE = "all_gather_v2.10_a100.txt", "all_reduce_v2.13_h100_2_nodes.txt"
@@ -107,7 +108,7 @@ def test_reductions_keep_their_format_and_other_collectives_move_bytes(
     moved = import_files(edit_file(ALL_GATHER, ("   float", "  double")), "--cluster", "dgx-a100", output="b.json")
     assert {call.dtype for call in seconds_by_call(moved)} == {DType.FP32}
     message = import_error(edit_file(ALL_REDUCE, ("   float", "  double")), "--cluster", "dgx-h100")
-    assert "line 25: sums 'double', which no training does; run with -d float or bfloat16" in message
+    assert parts("line 25: ... 'double' ... -d float or bfloat16").search(message)
 
 
 NCCL_WARNING = (
@@ -169,7 +170,7 @@ def test_nccl_warning_is_reported_and_does_not_end_the_table(
         (line, f"{begun}{NCCL_WARNING}\n{STDOUT_PREFIX}{NCCL_WARNING} 2\n{STDOUT_PREFIX}\n{then}{remaining_line}"),
     )
     assert seconds_by_call(import_files(interrupted, "--cluster", "dgx-h100", output="b.json")) == expected
-    assert "line 1: NCCL warned 2 times, first of: Call to ibv_open_device failed\n" in capsys.readouterr().err
+    assert parts("line 1: NCCL warned 2 times ... Call to ibv_open_device failed\n").search(capsys.readouterr().err)
 
 
 def test_v2_19_table_with_statistics_and_timestamps(
@@ -273,7 +274,7 @@ def test_record_of_another_device_is_not_modified(
     original = import_files(FILES / ALL_TO_ALL, "--cluster", "hgx-h200")
     output = tmp_path / "record.json"
     assert main(["import-nccl-tests", str(FILES / SEND_RECV), "--cluster", "dgx-h100", "-o", str(output)]) == 2
-    assert "h200-sxm-141gb and of accelerator h100-sxm-80gb cannot be merged" in capsys.readouterr().err
+    assert parts("h200-sxm-141gb ... h100-sxm-80gb cannot be merged").search(capsys.readouterr().err)
     assert read_record(output) == original
 
 
@@ -302,7 +303,7 @@ def test_collective_option_replaces_an_uninformative_file_name(
     ("arguments", "sentence"),
     [
         (("--collective", "broadcast"), "is reduce_scatter_perf, not the --collective broadcast"),
-        (("--collective", "all_redcue"), "--collective: there is no collective 'all_redcue'; did you mean all_reduce"),
+        (("--collective", "all_redcue"), "--collective: ... 'all_redcue' ... all_reduce"),
         (("--ranks", "4"), "has 8 ranks, not the --ranks 4"),
         (("--nodes", "2"), "has 1 nodes, not the --nodes 2"),
         (("--cluster", "dgx-h100"), "ran on NVIDIA H200, but dgx-h100 has h100-sxm-80gb"),
@@ -313,7 +314,7 @@ def test_collective_option_replaces_an_uninformative_file_name(
 def test_options_that_contradict_the_log_are_refused(
     import_error: Callable[..., str], arguments: tuple[str, ...], sentence: str
 ) -> None:
-    assert sentence in import_error(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200", *arguments)
+    assert parts(sentence).search(import_error(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200", *arguments))
 
 
 @pytest.mark.parametrize(
@@ -334,7 +335,7 @@ def test_options_that_contradict_the_log_are_refused(
         (ALL_REDUCE, ("16777216 ", "1677721\u00b2 "), "line 28: '1677721\u00b2' is not a number of bytes"),
         (ALL_REDUCE, ("# nThread", "# nTread"), "has no run of nccl-tests"),
         (ALL_REDUCE, ("h100-002 device  7", "h100-001 device  8"), "7 to 9 ranks on a node"),
-        (ALL_REDUCE, ("2 Group  0", "2 Group  1"), "its groups differ, 2 ranks on 2 nodes and 14 ranks on 2 nodes"),
+        (ALL_REDUCE, ("2 Group  0", "2 Group  1"), "groups differ, 2 ranks on 2 nodes ... 14 ranks on 2 nodes"),
         (ALL_REDUCE, ("HBM3\n[1,0]<stdout>:NCCL", "HBM2\n[1,0]<stdout>:NCCL"), "HBM2, but NVIDIA H100 80GB HBM3"),
         (REDUCE_SCATTER, ("reduce_scatter_perf", "alltoallv_perf"), "alltoallv_perf tests nothing that clustersim has"),
     ],
@@ -343,7 +344,7 @@ def test_untrustworthy_table_is_refused_with_its_line(
     import_error: Callable[..., str], edit_file: Callable[..., Path], name: str, change: tuple[str, str], sentence: str
 ) -> None:
     message = import_error(edit_file(name, change), "--cluster", "dgx-h100" if name == ALL_REDUCE else "hgx-h200")
-    assert sentence in message
+    assert parts(sentence).search(message)
     assert message.startswith("error: ")
     assert message.count("\n") == 1
 
