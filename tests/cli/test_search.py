@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import CommandRunner
+from tests.sentences import parts
 
 SMALL_SPACE = (
     "--vary",
@@ -153,25 +154,25 @@ def test_headroom_is_stated_and_can_be_waived(clustersim: CommandRunner, plan: P
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--headroom", "much"], "--headroom much: is no share of a device; write such as --headroom 10%"),
+        (["--headroom", "much"], "--headroom much: ... --headroom 10%"),
         (["--headroom", "100%"], "--headroom 100%: is no share of a device"),
         (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
-        (["--vary", "layout.tp"], "--vary layout.tp: write a dotted key and a value, such as --vary layout.tp=1,2,4"),
-        (["--fix", "=2"], "--fix =2: write a dotted key and a value, such as --fix layout.tp=8"),
+        (["--vary", "layout.tp"], "--vary layout.tp: ... a value ... --vary layout.tp=1,2,4"),
+        (["--fix", "=2"], "--fix =2: ... key ... --fix layout.tp=8"),
         (
             ["--vary", "layout.cp=1", "--vary", "layout.cp=2,4"],
-            "layout.cp: is given twice; all values go into one: --vary layout.cp=1,2,4",
+            "layout.cp: ... twice ... --vary layout.cp=1,2,4",
         ),
         (["--vary", "schedule={interleaved"], "--vary schedule={interleaved: "),
         (["--objective", "speed"], "objective: 'speed' is unknown"),
-        (["--gpus", "8,many"], "--gpus 8,many: 'many' is not a number of GPUs; write such as --gpus 4096,8192"),
+        (["--gpus", "8,many"], "--gpus 8,many: 'many' ... --gpus 4096,8192"),
         (["--clusters", "dgx-h1000"], "dgx-h100"),
         (["--workers", "0"], "--workers"),
         (["--top", "0"], "--top"),
-        (["--executor", "slurm://here"], "executor: 'slurm://here' is unknown; local or dask://HOST:PORT fits"),
+        (["--executor", "slurm://here"], "executor: 'slurm://here' ... local or dask://HOST:PORT"),
         (
             ["--fix", "layout.tp=16"],
-            "none of 1 layouts is left; most, 1, are pruned by this: degrees do not divide",
+            "none of 1 layouts ... 1 ... pruned ... degrees do not divide",
         ),
         (["--set", "economics.price_per_gpu_hour=2.49"], "2.49 has no currency"),
         (["--html", "-"], "--html needs the name of a file"),
@@ -185,7 +186,7 @@ def test_invalid_search_has_a_one_line_error(
         options += ["--vary", "layout.data=ddp"]
     done = clustersim("search", plan, *options)
     assert done.returncode == 2
-    assert sentence in " ".join(done.stderr.split())
+    assert parts(sentence).search(" ".join(done.stderr.split()))
     assert "Traceback" not in done.stderr
 
 
