@@ -1,6 +1,5 @@
 """Configurations of EleutherAI's gpt-neox: jobs of several files, and what is no dense pretraining."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.registry import IMPORTERS
+from tests.sentences import parts
 
 MODEL = """
 pipe_parallel_size: 0
@@ -36,7 +36,7 @@ def test_files_of_one_command_line_are_one_job(tmp_path: Path) -> None:
     """gpt-neox is started with several files; the model's alone does not say the step."""
     (tmp_path / "setup.yml").write_text(STEP)
     assert mapping(MODEL, tmp_path, CONFIG="setup.yml") == mapping(MODEL + STEP)
-    with pytest.raises(InputError, match=re.escape("give --define CONFIG=FILE")):
+    with pytest.raises(InputError, match=parts("give --define CONFIG=FILE")):
         mapping(MODEL, tmp_path)
     with pytest.raises(InputError, match=r"other\.yml: is not here"):
         mapping(MODEL, tmp_path, CONFIG="other.yml")
@@ -55,11 +55,11 @@ def test_files_of_one_command_line_are_one_job(tmp_path: Path) -> None:
         ("moe_num_experts: 8", "its experts are not read"),
         ("num_unique_layers: 2", "share parameters"),
         ("optimizer: {type: sm3}", "optimizer.type: 'sm3' is not read"),
-        ("tokenizer_type: HFTokenizer", "vocab_file: is missing, so HFTokenizer's entries are not known"),
+        ("tokenizer_type: HFTokenizer", "vocab_file: is missing ... HFTokenizer"),
     ],
 )
 def test_what_is_no_dense_pretraining_is_refused(keys: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=parts(message)):
         mapping(f"{MODEL}{STEP}{keys}\n")
 
 

@@ -141,7 +141,7 @@ def test_liger_s_loss_is_fused_with_the_matrix() -> None:
         (AXOLOTL, {"optimizer": "adopt_adamw"}, "optimizer: 'adopt_adamw' is not modelled"),
         (AXOLOTL, {"optimizer": "lion_8bit"}, "optimizer: 'lion_8bit' is not modelled"),
         (AXOLOTL, {"load_in_8bit": True}, "adapters alone"),
-        (FACTORY, {"export_dir": "out"}, "export_dir: a file of merging or inference describes no training"),
+        (FACTORY, {"export_dir": "out"}, r"export_dir:.*merging or inference"),
         (AXOLOTL, {"micro_batch_size": 0}, "micro_batch_size: 0 is not a whole number"),
         (ARGUMENTS, {"max_seq_length": None}, "has no sequence_len"),
         (AXOLOTL, {"attn_implementation": "paged", "flash_attention": None}, "attn_implementation: 'paged'"),

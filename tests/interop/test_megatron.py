@@ -1,6 +1,5 @@
 """Import of Megatron-LM launch scripts, in the form of its examples."""
 
-import re
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from clustersim.model.presets import load_preset
 from clustersim.model.transformer import parameter_count
 from clustersim.scenario import Scenario
 from tests.interop.repository_examples import DEEPSEEK_V3, GPT3_175B, LLAMA3_8B, MEGATRON, MIXTRAL_8X7B
+from tests.sentences import parts
 
 SCRIPT = """#!/bin/bash
 export CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -302,7 +302,7 @@ def test_scripts_that_train_no_decoder_are_rejected(program: str, is_accepted: b
     if is_accepted:
         assert import_mapping(script, 1)["model"]["layers"] == 2
         return
-    with pytest.raises(InputError, match=r"run: starts \w+\.py; of Megatron-LM's programs pretrain_gpt\.py alone"):
+    with pytest.raises(InputError, match=r"run: starts.*\.py.*pretrain_gpt\.py"):
         import_mapping(script, 1)
 
 
@@ -415,7 +415,7 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
         ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--num-layers two", "'two' is not a whole number"),
         (
             f"torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} --num-layers $LAYERS",
-            "--num-layers: its value is not in the script: $LAYERS (line 1) is not known; give --define LAYERS=VALUE",
+            "--num-layers: ... $LAYERS (line 1) is not known ... --define LAYERS=VALUE",
         ),
         ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--normalization rmsnorm", "RMSNorm"),
         (SMALL + "--spec my.layers my_stack_spec", "--spec: layers of one's own"),
@@ -472,6 +472,6 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
     ],
 )
 def test_unsupported_scripts_are_rejected(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)) as refused:
+    with pytest.raises(InputError, match=parts(message)) as refused:
         import_megatron(text, "run")
     assert str(refused.value).startswith("run: ")

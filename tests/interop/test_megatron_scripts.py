@@ -11,6 +11,7 @@ from clustersim.common.errors import InputError
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_import import import_megatron
 from clustersim.scenario import Scenario
+from tests.sentences import parts
 
 SIZE = "--hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 1000 "
 STEP = "--micro-batch-size 1 --global-batch-size 192 --bf16 "
@@ -42,10 +43,9 @@ fi
 def test_a_branch_that_is_not_known_is_refused_with_both_outcomes() -> None:
     with pytest.raises(InputError) as refused:
         imported(BRANCHES)
-    assert str(refused.value) == (
-        "run: line 2: whether [ $KIND = big ] is not known: where it holds, --num-layers 8, else --num-layers 4; "
-        "give --define KIND=VALUE"
-    )
+    assert parts(
+        "run: line 2: ... [ $KIND = big ] ... --num-layers 8 ... --num-layers 4 ... --define KIND=VALUE"
+    ).fullmatch(str(refused.value))
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("big", 8), ("small", 4), ("", 4)])
@@ -85,7 +85,7 @@ def test_a_branch_that_makes_no_difference_is_read(script: str) -> None:
     ],
 )
 def test_a_branch_that_makes_a_difference_is_refused(script: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=parts(message)):
         imported(script.format(run=TORCHRUN + BASE))
 
 
@@ -112,7 +112,7 @@ def test_a_test_of_emptiness_asks_for_what_the_environment_gives() -> None:
     ],
 )
 def test_a_value_that_is_not_known_is_refused_by_flag_and_variable(script: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=parts(message)):
         imported(script.format(run=TORCHRUN + BASE))
 
 
@@ -125,9 +125,8 @@ def test_arguments_that_bash_takes_for_a_command_are_named() -> None:
     """A backslash before white space continues no line, so bash starts the program without what follows."""
     result = imported(f"{TORCHRUN} {BASE} \\ \n  --num-layers 8")
     assert result.mapping["model"]["layers"] == 4
-    assert result.assumptions == (
-        "line 2 is a command of its own, --num-layers, as the line before it does not end in a backslash",
-    )
+    (assumption,) = result.assumptions
+    assert parts("line 2 ... --num-layers ... backslash").fullmatch(assumption)
 
 
 def test_a_variable_that_may_hold_arguments_is_named() -> None:
@@ -180,7 +179,7 @@ def test_a_comment_that_looks_like_a_header_is_none() -> None:
 
 
 def test_unknown_numbers_of_gpus_are_named() -> None:
-    with pytest.raises(InputError, match=r"\(\$NODES is not known; give --define NODES=VALUE\); give --gpus"):
+    with pytest.raises(InputError, match=r"\$NODES is not known.*--define NODES=VALUE.*--gpus"):
         imported(f"torchrun --nnodes $NODES --nproc_per_node 8 pretrain_gpt.py {BASE}")
     assert mapping(f"torchrun --nnodes $NODES pretrain_gpt.py {BASE}", gpus=16)["cluster"]["gpus"] == 16
 
@@ -271,7 +270,7 @@ def test_fused_losses(implementation: str, loss: str) -> None:
     ],
 )
 def test_misspelt_values_of_known_flags_are_errors(arguments: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=parts(message)):
         imported(f"{TORCHRUN} {BASE} {arguments}")
 
 
@@ -288,7 +287,7 @@ def test_deepspeed_s_json_gives_the_stage(tmp_path: Path) -> None:
     (tmp_path / "ds3.json").write_text(JSON.format(stage=3))
     assert mapping(f"{template}{run} --deepspeed_config out.json", tmp_path)["layout"]["data"] == "zero1"
     assert mapping(f"{run} --deepspeed_config none.json --zero-stage 1", tmp_path)["layout"]["data"] == "zero1"
-    with pytest.raises(InputError, match=re.escape("none.json is not next to the script")):
+    with pytest.raises(InputError, match=parts("none.json is not next to the script")):
         imported(f"{run} --deepspeed_config none.json", tmp_path)
 
 
@@ -302,7 +301,7 @@ def test_megatron_deepspeed_s_experts_are_on_every_second_layer() -> None:
     Scenario.from_mapping(result)
     assert "experts" not in mapping(run.replace("size 4", "size 1") + "--num-experts 1")["model"]
     for flag, message in (("--mlp-type residual", "--mlp-type: residual"), ("--mos", "--mos: a teacher")):
-        with pytest.raises(InputError, match=re.escape(message)):
+        with pytest.raises(InputError, match=parts(message)):
             imported(f"{run} --num-experts 8 {flag}")
 
 
@@ -326,7 +325,7 @@ def test_alibi_of_bigscience_s_fork() -> None:
 )
 def test_programs_that_are_no_pretraining_are_told_apart(command: str, name: str) -> None:
     arguments = BASE if "my_tool" not in command else ""
-    with pytest.raises(InputError, match=re.escape(f"run: starts {name}")):
+    with pytest.raises(InputError, match=parts(f"run: starts {name}")):
         imported(f"{command} {arguments}")
 
 
@@ -348,7 +347,7 @@ def test_files_next_to_the_script_are_sourced(tmp_path: Path) -> None:
         ("A=xxxxxxxxxx\nfor i in {1..9999}; do A=$A$A; done", "1,000,000 characters"),
         ("for i in {1..100000000}; do A=1; done", "10,000 words"),
         ("for a in {1..500}; do for b in {1..500}; do B=1; done; done", "commands"),
-        ("A=" + "$(echo " * 300 + ")" * 300, "deep"),
+        ("A=" + "$(echo " * 300 + ")" * 300, "deeply"),
         ("A=" + "${A:-" * 3000 + "}" * 3000, "deep"),
         ("A=$((" + "(" * 5000 + "1" + ")" * 5000 + "))", "deep"),
         ("if true; then " * 3000 + "fi;" * 3000, "deep"),
@@ -361,7 +360,7 @@ def test_files_next_to_the_script_are_sourced(tmp_path: Path) -> None:
 )
 def test_bombs_are_one_sentence(script: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "self.sh").write_text("source self.sh\nbash self.sh\n")
-    with pytest.raises(InputError, match=re.escape(message)) as refused:
+    with pytest.raises(InputError, match=parts(message)) as refused:
         imported(f"{script}\n{TORCHRUN} {BASE}", tmp_path)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -504,7 +503,7 @@ def test_a_sentencepiece_model_of_another_name_is_not_llama_s(tokenizer: str, vo
     """Llama2Tokenizer is Megatron-LM's class for any SentencePiece model."""
     line = f"{TORCHRUN} {BASE.replace('--vocab-size 1000 ', '')} {tokenizer}"
     if vocab is None:
-        with pytest.raises(InputError, match="the vocabulary's size is that of a tokenizer which is not here"):
+        with pytest.raises(InputError, match=r"vocabulary's size.*tokenizer"):
             imported(line)
     else:
         assert mapping(line)["model"]["vocab"] == vocab
@@ -519,7 +518,7 @@ def test_tokenizers_that_a_condition_decides_are_not_taken_for_equal() -> None:
 
 
 def test_gpus_that_the_batch_does_not_fit_are_named() -> None:
-    with pytest.raises(InputError, match="192 sequences are no multiple of microbatches of 5 on 8 data-parallel"):
+    with pytest.raises(InputError, match=r"192 sequences.*microbatches of 5 on 8 data-parallel"):
         imported(f"{TORCHRUN} {BASE} --micro-batch-size 5")
     with pytest.raises(InputError, match="on 128 data-parallel ranks; give --gpus 96"):
         imported(f"{TORCHRUN} {BASE}", gpus=128)
@@ -529,7 +528,7 @@ def test_gpus_that_the_batch_does_not_fit_are_named() -> None:
     "program", ["pretrain_megatron_llava", "hf2mcore_qwen1.5", "pretrain_qwen2_vl", "finetune_dpo"]
 )
 def test_programs_that_train_no_decoder_alone_are_told_apart(program: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"starts {program}.py")):
+    with pytest.raises(InputError, match=parts(f"starts {program}.py")):
         imported(f"torchrun {program}.py {BASE}")
 
 

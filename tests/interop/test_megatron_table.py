@@ -1,12 +1,11 @@
 """The table of arguments that Megatron-LM prints is read as the command line that made it."""
 
-import re
-
 import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.interop.megatron_import import import_megatron
 from clustersim.scenario import Scenario
+from tests.sentences import parts
 
 LINE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 "
 LINE += "--micro-batch-size 2 --global-batch-size 64 --vocab-size 50000 --bf16 "
@@ -96,7 +95,7 @@ def test_a_table_is_its_command_line(arguments: str, values: dict[str, object], 
 
 def test_the_log_after_the_table_has_the_padded_vocabulary() -> None:
     text = table({"vocab_size": None, "tokenizer_type": "HuggingFaceTokenizer"})
-    with pytest.raises(InputError, match="the vocabulary's size is that of a tokenizer which is not here"):
+    with pytest.raises(InputError, match=r"vocabulary's size.*tokenizer"):
         import_megatron(text, "run")
     padded = f"{text}\n > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)\n"
     assert import_megatron(padded, "run").mapping["model"]["vocab"] == 50688
@@ -113,5 +112,5 @@ def test_other_tables_and_other_steps_are_refused() -> None:
         (table({"decoder_seq_length": 64}), "encoders"),
         (table({"world_size": 6, "tensor_model_parallel_size": 4}), "no multiple of tp x cp x pp = 4"),
     ]:
-        with pytest.raises(InputError, match=re.escape(message)):
+        with pytest.raises(InputError, match=parts(message)):
             import_megatron(text, "run")

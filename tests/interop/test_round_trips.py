@@ -17,6 +17,7 @@ from clustersim.scenario import Scenario
 from tests.conftest import examples
 from tests.interop.repository_examples import MEGATRON, TORCHTITAN
 from tests.interop.test_megatron import MLA, SMALL
+from tests.sentences import parts
 from tests.strategies import mappings
 
 
@@ -256,7 +257,7 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     (
         "megatron",
         {"model": "gemma2-9b"},
-        "model: Megatron-LM cannot express the final_logit_softcapping, attn_logit_softcapping, block of",
+        "model: Megatron-LM ... final_logit_softcapping, attn_logit_softcapping, block",
     ),
     ("megatron", {"model": {"preset": "llama3-8b", "positions": "alibi"}}, "positions of llama3-8b"),
     ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be expressed for Megatron-LM"),
@@ -297,4 +298,4 @@ def test_unsupported_scenarios_are_rejected(program: str, change: dict[str, Any]
     with pytest.raises(InputError) as refused:
         export_as(program, Scenario.from_mapping(mapping, default_name="plan"))
     assert str(refused.value).startswith("plan: ")
-    assert message in str(refused.value)
+    assert parts(message).search(str(refused.value))

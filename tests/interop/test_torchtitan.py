@@ -1,6 +1,5 @@
 """Import of torchtitan job files, in the form of its examples."""
 
-import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +21,7 @@ from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import read_cases
 from tests.interop.repository_examples import TORCHTITAN
+from tests.sentences import parts
 
 STEPS = Path(str(files("clustersim.validation") / "published" / "steps.csv"))
 NO_EARLY_STOP = {"early_stop": False}
@@ -261,19 +261,19 @@ def test_flavors_have_the_published_parameter_counts(name: str, flavor: str, bil
 REJECTED = [
     ("", "has no sections of a torchtitan job"),
     ("[model", "is not TOML"),
-    ("[[model]]\nname = 'llama3'", "model is a section, not a value; write [model] above its keys"),
+    ("[[model]]\nname = 'llama3'", "model ... section ... [model]"),
     ("[compile]\ncomponents = 'model'", "'model' is not a list of words"),
     ("seq_len = 8", "seq_len stands in no section"),
     ("[paralelism]\n", "did you mean parallelism?"),
     ("[parallelism]\ntensor_parallel_degre = 2", "did you mean tensor_parallel_degree?"),
-    ("[parallelism]\ntensor_parallel_degree = '2'", "[parallelism] tensor_parallel_degree: '2' is not a whole number"),
+    ("[parallelism]\ntensor_parallel_degree = '2'", "[parallelism] tensor_parallel_degree: '2' ... whole number"),
     ("[parallelism]\ntensor_parallel_degree = true", "true is not a whole number"),
     ("[parallelism]\ntensor_parallel_degree = 0", "0 is less than 1"),
     ("[parallelism]\nenable_async_tensor_parallel = 1", "1 is not true or false"),
     ("[parallelism]\nenable_async_tensor_parallel = true", "needs [compile] enable = true"),
     ("[parallelism]\npipeline_parallel_schedule = '1f1b'", "did you mean 1F1B?"),
     ("[parallelism]\npipeline_parallel_schedule = 'InterleavedZeroBubble'", "InterleavedZeroBubble"),
-    ("[parallelism]\ntensor_parallel_degree = 3", "8 GPUs are no multiple of replicate 1 x cp 1 x tp 3 x pp 1 = 3"),
+    ("[parallelism]\ntensor_parallel_degree = 3", "8 GPUs ... multiple of replicate 1 x cp 1 x tp 3 x pp 1 = 3"),
     ("[parallelism]\ndata_parallel_shard_degree = 3", "8 GPUs, but shard 3 x replicate 1"),
     (
         "[parallelism]\ndata_parallel_replicate_degree = 4\ntensor_parallel_degree = 2",
@@ -287,7 +287,10 @@ REJECTED = [
         "[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_layers_per_stage = 3",
         "3 makes 12 stages, which do not go round 8 pipeline ranks",
     ),
-    ("[parallelism]\npipeline_parallel_degree = 8\nmodule_fqns_per_model_part = [['layers.1']]", "is not tok_embed"),
+    (
+        "[parallelism]\npipeline_parallel_degree = 8\nmodule_fqns_per_model_part = [['layers.1']]",
+        "is not tok_embeddings",
+    ),
     ("[training]\nglobal_batch_size = 12", "12 is no multiple of 8 sequences x 8 replicas"),
     (
         "[parallelism]\npipeline_parallel_degree = 2\n[training]\nglobal_batch_size = 64",
@@ -314,11 +317,11 @@ REJECTED = [
 @pytest.mark.parametrize(("text", "message"), REJECTED)
 def test_unsupported_jobs_are_rejected(text: str, message: str) -> None:
     job = text if "[model" in text or not text.startswith("[") else MODEL + text
-    with pytest.raises(InputError, match=re.escape(message)) as refused:
+    with pytest.raises(InputError, match=parts(message)) as refused:
         import_torchtitan(job, "job", gpu_count=8)
     assert str(refused.value).startswith("job: ")
 
 
 def test_an_open_number_of_gpus_must_be_given() -> None:
-    with pytest.raises(InputError, match="give --gpus, a multiple of replicate 1 x cp 1 x tp 2 x pp 1 = 2"):
+    with pytest.raises(InputError, match=r"--gpus.*multiple of replicate 1 x cp 1 x tp 2 x pp 1 = 2"):
         import_torchtitan(parallelism_section("tensor_parallel_degree = 2"), "job")
