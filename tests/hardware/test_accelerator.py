@@ -13,6 +13,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.alignment import KernelAlignment
 from clustersim.hardware.efficiency import FLASH_ATTENTION2, TrainingDerating
+from tests.sentences import parts
 
 REQUIRED_SOURCES = {
     "peak",
@@ -187,7 +188,7 @@ def test_flash_attention_is_that_of_the_named_library() -> None:
             "flash", backward=backward
         )
     assert ampere.known_attention == ("flash", "sdpa", "flash2", "flash1")
-    with pytest.raises(InputError, match="nothing is known of attention flash3; known are flash, sdpa, flash2, flash1"):
+    with pytest.raises(InputError, match=r"attention flash3.*flash, sdpa, flash2, flash1"):
         ampere.attention_constants("flash3", backward=False)
 
 
@@ -257,11 +258,11 @@ def test_a_missing_file_is_rejected() -> None:
         (
             ("efficiency", "matmul", "peak_fraction"),
             1.1,
-            "efficiency.matmul.peak_fraction: 1.1 is not a share of a peak",
+            "efficiency.matmul.peak_fraction: 1.1 ... share of a peak",
         ),
         (("efficiency", "matmul", "peak_fraction"), 0, "efficiency.matmul.peak_fraction: 0.0 is not a share"),
         (("efficiency", "matmul", "peak_fraction"), "high", "efficiency.matmul.peak_fraction: 'high' is not a number"),
-        (("efficiency", "matmul", "edges"), 1, "matmul.edges: unknown key; did you mean efficiency.matmul.edge?"),
+        (("efficiency", "matmul", "edges"), 1, "matmul.edges: ... efficiency.matmul.edge?"),
         (("efficiency", "matmul", "tiles"), [[128]], "efficiency.matmul.tiles: [128] is not a pair"),
         (("efficiency", "matmul", "tiles"), [], "efficiency.matmul.tiles: [] is not a list"),
         (
@@ -274,9 +275,9 @@ def test_a_missing_file_is_rejected() -> None:
         (
             ("training_derating", "sustained_ratio"),
             94,
-            "training_derating.sustained_ratio: 94 is not a number above 0 and up to 1.25",
+            "training_derating.sustained_ratio: 94 ... above 0 ... up to 1.25",
         ),
-        (("training_derating", "gpu_spread"), -0.01, "training_derating.gpu_spread: -0.01 is not a number from 0 up"),
+        (("training_derating", "gpu_spread"), -0.01, "training_derating.gpu_spread: -0.01 ... from 0 up"),
         (("efficiency", "attention_library"), "flash4", "efficiency.attention_library: 'flash4'"),
         (
             ("efficiency", "attention_libraries", "flash4"),
@@ -286,7 +287,7 @@ def test_a_missing_file_is_rejected() -> None:
         (
             ("efficiency", "attention_libraries", "cudnn"),
             {},
-            "efficiency.attention_libraries.cudnn: is attention_library, whose constants are attention_forward",
+            "efficiency.attention_libraries.cudnn: ... attention_library ... attention_forward",
         ),
         (
             ("efficiency", "attention_libraries", "flash2", "backward", "peak_fraction"),
@@ -296,7 +297,7 @@ def test_a_missing_file_is_rejected() -> None:
         (
             ("training_derating", "sustain"),
             1,
-            "training_derating.sustain: unknown key; did you mean training_derating.sustained_ratio?",
+            "training_derating.sustain: ... training_derating.sustained_ratio?",
         ),
         (("description",), "", "description: '' is not a text"),
     ],
@@ -308,7 +309,7 @@ def test_an_invalid_value_is_rejected_with_file_key_and_value(
     for key in path[:-1]:
         section = section[key]
     section[path[-1]] = value
-    assert sentence in load_error(tmp_path, content)
+    assert parts(sentence).search(load_error(tmp_path, content))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_links_are_found_by_the_names_of_their_gpus_in_every_node() -> None:
     link_id = fabric.find_link("gpu43", "gpu47")  # places 3 and 7 of node 5
     assert (fabric.link_info(link_id).bandwidth, fabric.parallel_link_count(link_id)) == (25e9, 1)
     assert fabric.parallel_link_count(fabric.find_link("gpu47", "gpu44")) == 2
-    with pytest.raises(InputError, match="no link leads from gpu40 to gpu45; from gpu40 links lead to gpu41"):
+    with pytest.raises(InputError, match=r"no link.*gpu40 to gpu45.*gpu41"):
         fabric.find_link("gpu40", "gpu45")
 
 
@@ -125,17 +125,17 @@ def test_dead_direct_links_are_rerouted_and_slow_ones_kept() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"links": "every"}, "node.nvlink.links: 'every' is neither all nor a list of pairs"),
-        ({"links": [[0, 8]]}, r"links: \[0, 8\] is not a pair \[i, j\] of two GPUs from 0 to 7"),
+        ({"links": "every"}, r"node\.nvlink\.links: 'every'.*all.*list of pairs"),
+        ({"links": [[0, 8]]}, r"links: \[0, 8\].*pair \[i, j\].*0 to 7"),
         ({"links": [[0, 0]]}, r"\[0, 0\] is not a pair"),
         ({"links": [[0, 1, 2]]}, r"\[0, 1, 2\] is not a pair"),
         ({"links": [[0, True]]}, "is not a pair"),
-        ({"links": [[0, 1], [0, 2]]}, "links: give GPUs 0 to 2 links each; all must have equally many"),
+        ({"links": [[0, 1], [0, 2]]}, r"links:.*0 to 2 links.*equally many"),
         (
             {"links": [[slot, (slot + 1) % 8] for slot in range(8)]},
             "join GPUs 0 and 3 neither directly nor over one",
         ),
-        ({"gpus": 24, "links": "all"}, "links: join at most 16 GPUs; leave links out where a switch joins 24"),
+        ({"gpus": 24, "links": "all"}, r"links:.*at most 16 GPUs.*switch joins 24"),
     ],
 )
 def test_invalid_links_are_rejected(changes: dict, sentence: str) -> None:
@@ -149,5 +149,5 @@ def test_disconnected_subsets_of_a_node_are_rejected() -> None:
     square = [[0, 2], [0, 3], [1, 2], [1, 3]]
     node = {"gpus": 4, "nvlink": {"gpus": 4, "links": square}, "nic": {"per_node": 4}}
     assert load_cluster("mi300x", 4, {"node": node}).gpu_count == 4
-    with pytest.raises(InputError, match=r"gpus: node\.nvlink\.links do not join the first 2 GPUs with each other"):
+    with pytest.raises(InputError, match=r"gpus: node\.nvlink\.links.*first 2 GPUs"):
         load_cluster("mi300x", 2, {"node": node})

@@ -19,6 +19,7 @@ from clustersim.hardware.prices import (
     quote_from_list,
     quote_list_price,
 )
+from tests.sentences import parts
 
 PRICE_LISTS = data_files.list_names("prices")
 
@@ -88,7 +89,7 @@ def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
     [
         (2.49, "2.49 has no currency; write e.g. '2.49 USD'"),
         (float("nan"), "nan has no currency"),
-        ("2.49", "'2.49' is not a price; write an amount and a currency such as '2.49 USD'"),
+        ("2.49", "'2.49' ... currency ... '2.49 USD'"),
         ("$2.49", "is not a price"),
         ("2.49 dollars", "is not a price"),
         ("nan USD", "is not a price"),
@@ -101,7 +102,7 @@ def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
 def test_invalid_prices_are_rejected(value: object, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_price(value)
-    assert message in str(caught.value)
+    assert parts(message).search(str(caught.value))
 
 
 @pytest.mark.parametrize(("text", "amount"), [("2.49 USD", 2.49), ("2.49USD", 2.49), (" .5 EUR ", 0.5), ("0 USD", 0.0)])
