@@ -29,14 +29,13 @@ def test_a_valid_order_is_accepted(text: str) -> None:
         ("0F0,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0F0 runs a second time"),
         ("0F0,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 has no 0F1"),
         ("0F0,0F1,0B0,0I1\n1F0,1B0,1F1,1B1\n", "rank 0 has no 0W1"),
-        ("0F0,0F1,0B0,0I0,0W0\n1F0,1B0,1F1,1B1\n", "rank 0 has 0B0 and 0I0; a backward is whole, or in two halves"),
+        ("0F0,0F1,0B0,0I0,0W0\n1F0,1B0,1F1,1B1\n", r"rank 0 has 0B0 and 0I0.*whole, or in two halves"),
         ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 has neither 0B1 nor 0I1 and 0W1"),
         ("0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0B1 runs before 0F1"),
         ("0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 0W0 runs before 0I0"),
         (
             "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-            r"^schedule deadlocks: rank 0, step 1 \(0B0\) waits for 1B0; "
-            r"rank 1, step 0 \(1F1\) waits for 0F1$",
+            r"^schedule deadlocks: rank 0, step 1 \(0B0\) waits for 1B0.*rank 1, step 0 \(1F1\) waits for 0F1$",
         ),
     ],
 )
