@@ -19,6 +19,7 @@ from clustersim.common.errors import InputError
 from clustersim.program.task import CollectiveType
 from tests.collectives.fake_fabric import FakeFabric
 from tests.laws.timelines import assert_same_trace
+from tests.sentences import parts
 
 MODULE_SOURCE = """
 import numpy as np
@@ -233,20 +234,20 @@ def test_bad_algorithm_names_are_refused_when_the_scenario_is_read(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("Raises", r"cost: mine:Raises.phases\(all_gather, groups of 8 in 2 domains\): ValueError: no such thing"),
+        ("Raises", r"cost: mine:Raises\.phases\(all_gather, groups of 8.*2 domains\): ValueError: no such thing"),
         ("Text", "'r' is no phase"),
-        ("Once", "member 0 of a group receives 0.25 payloads in all; no all_gather does with less than 0.875"),
-        ("Itself", "member 0 of a group sends 0 payloads in all; no all_gather does with less than 0.125"),
+        ("Once", r"member 0.*receives 0\.25 payloads.*all_gather.*0\.875"),
+        ("Itself", r"member 0.*sends 0 payloads.*all_gather.*0\.125"),
         ("Nothing", "a flow carries 0.0 of the payload; it must carry more than 0"),
         ("Away", "a flow has an end at GPU 1, which is not in its group"),
-        ("Crooked", r"flows from \(2, 8\) to \(2, 7\) GPUs; both ends have one shape, \[2 groups, ...\]"),
+        ("Crooked", r"from \(2, 8\) to \(2, 7\) GPUs.*one shape, \[2 groups, \.\.\.\]"),
         ("Halves", "ends of flows are GPU numbers, in arrays of whole numbers"),
-        ("Back", "latency_steps: network: -5 is no whole number from 0 on, nor one for each of 2 groups"),
+        ("Back", r"latency_steps: network: -5.*whole number from 0.*2 groups"),
         ("Half", "latency_steps: local: nan is no whole number from 0 on"),
         ("Filling", "fill_stages: -1.0 is no number from 0 on"),
         ("Changing", "ValueError: assignment destination is read-only"),
-        ("Leaving", r"mine:Leaving.phases\(all_gather, groups of 8 in 2 domains\): SystemExit: 3"),
-        ("Unable", "cannot do all_gather by mine:Unable in groups of 8 over 2 NVLink domains"),
+        ("Leaving", r"mine:Leaving\.phases\(all_gather, groups of 8.*2 domains\): SystemExit: 3"),
+        ("Unable", r"all_gather by mine:Unable.*groups of 8 over 2 NVLink domains"),
     ],
 )
 def test_phases_of_a_custom_algorithm_are_validated(folder: Path, name: str, sentence: str) -> None:
@@ -277,10 +278,10 @@ def test_installed_algorithms_are_named_by_entry_points(folder: Path, monkeypatc
     assert_same_trace(simulate_with(folder, collectives={"all_gather": "around"}).trace, ring.trace)
     for name, sentence in (
         ("aroudn", "did you mean around"),
-        ("gone", "entry point gone of clustersim.collectives .package_of_mine:Gone.: .*has no class Gone"),
+        ("gone", "entry point gone of clustersim.collectives ... package_of_mine:Gone ... no class Gone"),
         ("less", "has no method phases; a collective algorithm has phases"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(InputError, match=parts(sentence)):
             scenario(folder, {"collectives": {"all_gather": name}})
 
 

@@ -10,6 +10,7 @@ from clustersim.collectives.library_files import load_dispatcher, load_library
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.program.task import TokenDispatcher
+from tests.sentences import parts
 
 RING = "variants[0] (ring-LL)"
 NVLS = "variants[9] (nvls-Simple)"
@@ -118,16 +119,20 @@ def test_a_missing_key_is_named(tmp_path, keys, missing):
         (["launch"], 8, "launch: 8 has no unit; a time is a string such as '1.3 us'"),
         (["pipeline"], "8 MB", "pipeline: '8 MB' is not a mapping of keys to values"),
         (["pipeline", "inter_domain_fraction"], 60, "pipeline.inter_domain_fraction: 60.0 is not a fraction of a"),
-        (["generations", "nvlink5"], {}, "generations.nvlink5: is empty; it is a mapping of keys to values"),
+        (["generations", "nvlink5"], {}, "generations.nvlink5: is empty ... mapping"),
         (["generations", "nvlink5", "efficiency"], "0.8", "generations.nvlink5.efficiency: '0.8' is not a number"),
-        (["generations", "nvlink5", "nvls", "channels"], [24], "generations.nvlink5.nvls.channels: [24] has not 2 val"),
+        (
+            ["generations", "nvlink5", "nvls", "channels"],
+            [24],
+            "generations.nvlink5.nvls.channels: [24] ... 2 values",
+        ),
         (
             ["generations", "nvlink5", "ll_max_bandwidth", 1],
             90,
-            "generations.nvlink5.ll_max_bandwidth[1]: 90 has no unit; a bandwidth is a string such as '400 Gbit/s'",
+            "generations.nvlink5.ll_max_bandwidth[1]: 90 ... no unit ... '400 Gbit/s'",
         ),
         (["networks", "tcpx", "unsupported"], "LL", "networks.tcpx.unsupported: 'LL' is not a list"),
-        (["p2p_channels", "max_channels"], 32.5, "p2p_channels.max_channels: 32.5 is not a whole number from 1 to"),
+        (["p2p_channels", "max_channels"], 32.5, "p2p_channels.max_channels: 32.5 ... whole number from 1 to"),
         (["variants"], {"ring": {}}, "variants: {'ring': {}} is not a list"),
         (["variants", 0], "ring", "variants[0]: 'ring' is not a mapping of keys to values"),
         (["variants", 0, "startup"], 6.6, f"{RING}.startup: 6.6 has no unit; a time is a string such as"),
@@ -142,7 +147,7 @@ def test_a_missing_key_is_named(tmp_path, keys, missing):
     ],
 )
 def test_a_value_of_the_wrong_type_or_out_of_range_is_refused(tmp_path, keys, value, sentence):
-    assert _refusal_of_value(tmp_path, keys, value).startswith(sentence)
+    assert parts(sentence).match(_refusal_of_value(tmp_path, keys, value))
 
 
 @pytest.mark.parametrize(
@@ -151,22 +156,22 @@ def test_a_value_of_the_wrong_type_or_out_of_range_is_refused(tmp_path, keys, va
         (
             ["variants", 0, "algorithm"],
             "wring",
-            "variants[0] (wring-LL).algorithm: 'wring' is unknown; did you mean ring?",
+            "variants[0] (wring-LL).algorithm: 'wring' ... ring?",
         ),
         (
             ["variants", 0, "collectives", 0],
             "allreduce",
-            f"{RING}.collectives[0]: 'allreduce' is unknown; did you mean all_reduce?",
+            f"{RING}.collectives[0]: 'allreduce' ... all_reduce?",
         ),
         (
             ["networks", "tcpx", "unsupported", 1],
             "LL129",
-            "networks.tcpx.unsupported[1]: 'LL129' is unknown; did you mean LL128?",
+            "networks.tcpx.unsupported[1]: 'LL129' ... LL128?",
         ),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path, keys, name, sentence):
-    assert _refusal_of_value(tmp_path, keys, name) == sentence
+    assert parts(sentence).fullmatch(_refusal_of_value(tmp_path, keys, name))
 
 
 @pytest.mark.parametrize(
@@ -175,18 +180,18 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path, keys, name, s
         (
             ["generations", "nvlink5"],
             "nvlnk5",
-            "generations.nvlnk5: there is no such link technology; did you mean nvl",
+            "generations.nvlnk5: ... link technology ... nvlink5?",
         ),
-        (["networks", "infiniband"], "ib", "networks.ib: there is no such link technology; choose one of any, efa, "),
+        (["networks", "infiniband"], "ib", "networks.ib: ... link technology ... any, efa,"),
         (
             ["generations", "nvlink5", "max_bus_bandwidth", "nvls"],
             "nvl",
-            "generations.nvlink5.max_bus_bandwidth.nvl: 'nvl' is unknown; did you mean nvls?",
+            "generations.nvlink5.max_bus_bandwidth.nvl: 'nvl' ... nvls?",
         ),
     ],
 )
 def test_an_unknown_technology_or_algorithm_as_a_key_is_refused(tmp_path, keys, name, sentence):
-    assert _refusal_of_renaming(tmp_path, keys, name).startswith(sentence)
+    assert parts(sentence).match(_refusal_of_renaming(tmp_path, keys, name))
 
 
 @pytest.mark.parametrize(

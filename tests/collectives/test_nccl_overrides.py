@@ -76,7 +76,7 @@ def test_an_algorithm_that_is_never_selected_by_default_may_be_forced() -> None:
 
 def test_errors_name_the_users_setting() -> None:
     restricted = NcclOverrides({CollectiveType.ALL_REDUCE: frozenset()}, description="NCCL_ALGO").apply_to(NCCL)
-    with pytest.raises(InputError, match="nccl with NCCL_ALGO cannot do all_reduce by anything in groups of 32"):
+    with pytest.raises(InputError, match=r"NCCL_ALGO.*all_reduce.*groups of 32"):
         Tuner(FABRIC, restricted).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(32)[None])
 
 
