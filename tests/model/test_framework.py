@@ -1,6 +1,5 @@
 """Framework files: packaged ones are complete and sourced; an invalid file is rejected in one clear sentence."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from clustersim.model.training import (
 )
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
+from tests.sentences import parts
 
 OPTIONAL_SECTIONS = ("kernels", "overheads", "supported_layouts", "versions", "recipes")
 
@@ -108,9 +108,9 @@ def test_versions_of_torchtitan_are_what_its_commits_changed(
 @pytest.mark.parametrize(
     ("name", "version", "sentence"),
     [
-        ("torchtitan", "2023-11-30", "version: '2023-11-30' of torchtitan is unknown; it has 2023-12-01, 2024-06-12"),
+        ("torchtitan", "2023-11-30", r"version: '2023-11-30' of torchtitan.*2023-12-01, 2024-06-12"),
         ("torchtitan", "2024", "version: '2024' of torchtitan is unknown; it has 2023-12-01"),
-        ("megatron", "0.9", "version: '0.9' of megatron is unknown; its file describes one version only"),
+        ("megatron", "0.9", r"version: '0\.9' of megatron.*one version only"),
     ],
 )
 def test_unknown_versions_are_rejected(name: str, version: str, sentence: str) -> None:
@@ -133,9 +133,9 @@ def test_recipes_of_megatron_bridge_run_other_kernels() -> None:
 @pytest.mark.parametrize(
     ("name", "recipe", "sentence"),
     [
-        ("megatron-bridge", "perfomance", "recipe: 'perfomance' of megatron-bridge is unknown; did you mean perf"),
-        ("megatron-bridge", "zzz", "recipe: 'zzz' of megatron-bridge is unknown; choose one of library, performance"),
-        ("pytorch", "library", "recipe: 'library' of pytorch is unknown; its file has no recipes, leave it out"),
+        ("megatron-bridge", "perfomance", r"recipe: 'perfomance' of megatron-bridge.*perf"),
+        ("megatron-bridge", "zzz", r"recipe: 'zzz' of megatron-bridge.*library, performance"),
+        ("pytorch", "library", r"recipe: 'library' of pytorch.*no recipes"),
     ],
 )
 def test_unknown_recipes_are_rejected(name: str, recipe: str, sentence: str) -> None:
@@ -146,7 +146,7 @@ def test_unknown_recipes_are_rejected(name: str, recipe: str, sentence: str) -> 
 @pytest.mark.parametrize("key", ["versions", "recipes"])
 def test_versions_and_recipes_are_mappings_of_keys(key: str, written: Callable[[dict[str, Any]], Path]) -> None:
     path = written({"description": "mine", "like": "pytorch", key: ["fast"], "sources": {}})
-    with pytest.raises(InputError, match=rf"mine\.yaml: {key}: write a mapping of {key} to the keys that they change"):
+    with pytest.raises(InputError, match=rf"mine\.yaml: {key}:.*mapping of {key}"):
         load_framework(str(path))
 
 
@@ -242,9 +242,7 @@ def test_cuda_graphs_need_a_framework_with_a_graph_cost() -> None:
 
 def test_compiling_needs_a_framework_with_measured_compiled_launches() -> None:
     assert load_framework("pytorch").with_compiled().compiled
-    with pytest.raises(
-        InputError, match="torch_compile: megatron compiles no layers; leave it out, or name a framework"
-    ):
+    with pytest.raises(InputError, match="torch_compile: megatron compiles no layers"):
         load_framework("megatron").with_compiled()
 
 
@@ -301,7 +299,7 @@ def test_a_zero_launch_time_is_allowed(content: dict[str, Any], written: Callabl
         (
             ("host", "measured_host_use"),
             "dtensor",
-            "host.measured_host_use: 'dtensor' is unknown; choose one of eager, nothing, torch",
+            "host.measured_host_use: 'dtensor' ... eager, nothing, torch",
         ),
         (("hosts",), {}, "hosts: unknown key; did you mean host?"),
         (("host",), "10 us", "host: '10 us' is not a mapping"),
@@ -319,7 +317,7 @@ def test_a_wrong_value_is_refused_with_file_key_and_value(
     framework_file = written(content)
     with pytest.raises(InputError) as caught:
         load_framework(str(framework_file))
-    assert sentence in str(caught.value)
+    assert parts(sentence).search(str(caught.value))
     assert str(framework_file) in str(caught.value)
 
 
@@ -362,7 +360,7 @@ def test_fragmentation_is_one_number_or_one_for_each_recomputation(
     ("fragmentation", "sentence"),
     [
         ({"none": 1.1, "selective": 1.2}, "memory.fragmentation.full: is missing"),
-        ({"none": 1.1, "selective": 0.2, "full": 1.2}, "memory.fragmentation.selective: 0.2 is not a number from 1 up"),
+        ({"none": 1.1, "selective": 0.2, "full": 1.2}, "memory.fragmentation.selective: 0.2 ... number from 1 up"),
         ({"none": 1.1, "selective": 1.2, "fully": 1.2}, "memory.fragmentation.full: is missing"),
     ],
 )
@@ -373,7 +371,7 @@ def test_incomplete_fragmentation_is_refused(
     written: Callable[[dict[str, Any]], Path],
 ) -> None:
     content["memory"]["fragmentation"] = fragmentation
-    with pytest.raises(InputError, match=re.escape(sentence)):
+    with pytest.raises(InputError, match=parts(sentence)):
         load_framework(str(written(content)))
 
 

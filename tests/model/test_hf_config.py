@@ -196,7 +196,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> No
         ({**LLAMA3_8B, "model_type": "helium", "num_local_experts": 16}, "not read of model_type 'helium'; of mixtral"),
         ({**LLAMA3_8B, "num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),
         ({**LLAMA3_8B, "hidden_size": 4100}, "num_attention_heads 32 does not divide hidden_size 4100"),
-        ({**LLAMA3_8B, "attention_bias": True}, "attention_bias True with mlp_bias False is not modelled for llama"),
+        ({**LLAMA3_8B, "attention_bias": True}, r"attention_bias True.*mlp_bias False.*llama"),
         ({**LLAMA3_8B, "attention_bias": "no"}, "attention_bias is 'no', not true or false"),
         ({**LLAMA3_8B, "model_type": "mistral", "sliding_window": 0}, "sliding_window is 0, not a whole number above"),
         (
@@ -206,7 +206,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> No
         ({**LLAMA3_8B, "model_type": "qwen3", "layer_types": ["full_attention"]}, "layer_types is 1 values, not one"),
         (
             {**LLAMA3_8B, "model_type": "qwen3", "layer_types": ["linear_attention"] * 32},
-            "layer_types of layer 0 is 'linear_attention'; full_attention and sliding_attention are modelled",
+            r"layer_types.*layer 0.*'linear_attention'.*full_attention and sliding_attention",
         ),
         ({**LLAMA3_8B, "model_type": "smollm3", "no_rope_layers": [2] * 32}, "no_rope_layers of layer 0 is 2; 0 and 1"),
         ({**LLAMA3_8B, "model_type": "glm4", "partial_rotary_factor": 2}, "partial_rotary_factor is 2, not a number"),
