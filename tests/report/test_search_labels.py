@@ -8,21 +8,23 @@ from clustersim.report.search_page import best_by_pair_figure
 from clustersim.report.terminal.search import headline, layout_label, shown_keys
 from clustersim.results.search_result import BoundedLayout
 from tests.results.test_search_result import BATCH, FAST, PLAIN, search_result, with_overrides
+from tests.sentences import parts
 
 
 @pytest.mark.parametrize(
     ("objective", "score", "description"),
     [
         ("step-time", 2.0, "1.000 s a step, -50.0% against the file's own layout"),
-        ("tokens-per-gpu", 2.0, "1.000 s a step, 1 tokens/s/GPU, +100.0% tokens/s/GPU against the file's own layout"),
-        ("days", 2.0, "1.000 s a step, 1.0 days, -50.0% days against the file's own layout"),
+        ("tokens-per-gpu", 2.0, "1.000 s a step ... 1 tokens/s/GPU ... +100.0% tokens/s/GPU"),
+        ("days", 2.0, "1.000 s a step ... 1.0 days ... -50.0% days"),
         ("step-time", 1.0, "1.000 s a step, the file's own layout"),
         ("step-time", 1.0004, "1.000 s a step, as good as the file's own layout"),
     ],
 )
 def test_search_headline(objective: str, score: float, description: str) -> None:
     first = replace(PLAIN, overrides=(), score=score)
-    assert headline(replace(search_result(), objective=objective, first_guess=first)) == f"best layout: {description}"
+    found = replace(search_result(), objective=objective, first_guess=first)
+    assert parts(f"best layout: {description}").match(headline(found))
 
 
 def test_headline_if_the_scenario_does_not_fit() -> None:
