@@ -21,7 +21,7 @@ def alias_bomb(first_value: str, doubled: str, lines: int = 40) -> str:
         ("a.yaml", "a: [{x: 1, x: 2}]", r"a\[0\].x is given twice, in line 1; keep one"),
         ("a.json", '{"a": {"b": 1, "b": 2}}', "b is given twice in one mapping; keep one"),
         ("a.yaml", "a: !!int ''", "line 1: '' is no int$"),
-        ("a.yaml", "a: !!binary aGk=", "is not valid YAML: could not determine a constructor for the tag .*binary"),
+        ("a.yaml", "a: !!binary aGk=", r"is not valid YAML:.*tag.*binary"),
         ("a.json", "[" * 100_000, "has lists or mappings more than 64 deep"),
         ("a.yaml", "a: " + "[" * 100_000, "line 1: lists or mappings are more than 64 deep"),
         ("a.yaml", "".join(f"{' ' * depth}a:\n" for depth in range(500)), "line 65: lists or mappings are more than"),

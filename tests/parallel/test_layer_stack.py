@@ -137,5 +137,5 @@ def test_layer_dimensions_change_in_all_layers_and_layers_are_truncated() -> Non
     assert isinstance(WIDE.attention, FullAttention)
     resized_wide = LayerSpec(replace(WIDE.attention, head_dim=64), DenseMlp(512, MlpType.SWIGLU))
     assert resized.stack == (LayerGroup(resized_wide, 3), LayerGroup(LayerSpec(None, DenseMlp(512, MlpType.GELU)), 1))
-    with pytest.raises(InputError, match="has 8 layers that differ, so nothing says what 9 would be; at most 8 fits"):
+    with pytest.raises(InputError, match=r"8 layers.*9.*at most 8"):
         resize_model(model, layers=9)

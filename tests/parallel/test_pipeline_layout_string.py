@@ -110,8 +110,8 @@ def test_partition_rules_apply_per_rank_for_any_placement() -> None:
 @pytest.mark.parametrize(
     ("rule", "layers", "sentence"),
     [
-        (AccountForEnds(embedding=True), 32, "32 layers and the embedding are 33 slots, which 4 stages do not divide"),
-        (EndRankLayers(first=7), 32, "7 on rank 0 leave 25 of 32 layers, which 3 other pipeline ranks do not share"),
+        (AccountForEnds(embedding=True), 32, r"32 layers.*33 slots.*4 stages do not divide"),
+        (EndRankLayers(first=7), 32, r"7 on rank 0 leave 25 of 32 layers.*3 other pipeline ranks"),
         (EndRankLayers(first=40, last=1), 32, "40 on rank 0 and 1 on rank 3 are more than the 32 layers"),
     ],
 )
@@ -123,7 +123,7 @@ def test_unsatisfiable_partition_rules_are_refused(
 
 
 def test_with_two_ranks_the_end_counts_must_sum_to_all_layers() -> None:
-    with pytest.raises(InputError, match="3 on rank 0 and 4 on rank 1 leave 1 of 8 layers, and there is no other"):
+    with pytest.raises(InputError, match=r"3 on rank 0 and 4 on rank 1 leave 1 of 8 layers.*no other"):
         partition_layers(EndRankLayers(first=3, last=4), 8, looped_placement(2))
 
 

@@ -58,9 +58,7 @@ def test_consecutive_stages_on_one_rank_are_chunks() -> None:
 
 
 def test_consecutive_stages_must_be_on_neighbours() -> None:
-    with pytest.raises(
-        InputError, match="stages 1 and 2 follow each other, but pipeline ranks 1 and 3 are no neighbours"
-    ):
+    with pytest.raises(InputError, match=r"stages 1 and 2.*pipeline ranks 1 and 3.*neighbours"):
         Placement((0, 1, 3, 2, 4))
 
 

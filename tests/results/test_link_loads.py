@@ -108,7 +108,7 @@ def test_tensor_parallel_traffic_is_at_the_time_of_its_operations() -> None:
 
 def test_unknown_links_and_bad_bin_counts_are_refused() -> None:
     result = simulate(Scenario.from_mapping(TWO_STAGES))
-    with pytest.raises(InputError, match=r"no link leads from nic0.0 to leaf0.1; from nic0.0 links lead to"):
+    with pytest.raises(InputError, match=r"no link.*nic0\.0 to leaf0\.1.*nic0\.0"):
         result.link_loads(("nic0.0", "leaf0.1"))
     with pytest.raises(InputError, match="bins: 0; 1 is the fewest"):
         result.link_loads(bins=0)

@@ -10,6 +10,7 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.validation.collectives import compare_collectives, parse_benchmark, read_collectives
 from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.error_statistics import statistics_by_grouping
+from tests.sentences import parts
 from tests.validation.csv_tables import write_table
 
 BASE_ROW = {
@@ -114,7 +115,7 @@ def test_a_missing_time_is_derived_from_the_rate(tmp_path: Path) -> None:
     ("change", "reason"),
     [
         ({"gpu": "unknown"}, "gpu is not stated"),
-        ({"gpu": "h101-sxm-80gb"}, "gpu h101-sxm-80gb: there is no such accelerator; did you mean h100-sxm-80gb?"),
+        ({"gpu": "h101-sxm-80gb"}, "gpu h101-sxm-80gb: ... h100-sxm-80gb?"),
         ({"gpu": "h100-pcie-80gb"}, "no machine of it is known"),
         ({"collective": "moe_notify"}, "collective moe_notify: not modelled"),
         ({"collective": "moe_combine_lowlatency"}, "kernels for decoding, which training does not use"),
@@ -130,12 +131,12 @@ def test_a_missing_time_is_derived_from_the_rate(tmp_path: Path) -> None:
         ({"n_gpus": "1"}, "line 2: n_gpus 1 is too small"),
         ({"nodes": "2"}, "line 2: nodes 2: 8 GPUs, 8 on a node, are on 1"),
         ({"nodes": "two"}, "line 2: nodes 'two' is not a number above 0"),
-        ({"timed": "calls"}, "line 2: timed 'calls': write call where each call was timed by itself, else nothing"),
+        ({"timed": "calls"}, "line 2: timed 'calls': write call ... else nothing"),
     ],
 )
 def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     bad, good = compare_table(tmp_path, change, {})
-    assert reason in (bad.skip_reason or "")
+    assert parts(reason).search(bad.skip_reason or "")
     assert not bad.is_expressible
     assert good.predicted is not None
 

@@ -15,6 +15,7 @@ from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.megatron_notes import stated_dimensions
 from clustersim.validation.memory import compare_memory, judge_memory_fit, read_memory
 from clustersim.validation.steps import build_scenario, compare_step, read_steps
+from tests.sentences import parts
 from tests.validation.csv_tables import write_table
 from tests.validation.sample_cases import BASE_ROW, step_case
 
@@ -97,7 +98,7 @@ def test_missing_dimensions_are_those_of_the_named_preset(tmp_path: Path) -> Non
     by_name, by_dimensions = predict_table(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
     assert by_name == by_dimensions
     (unknown,) = compare_table(tmp_path, bare | {"model": "of our own"})
-    assert unknown.skip_reason == "dimensions of model of our own are not stated, and not packaged"
+    assert parts("dimensions of model of our own ... not stated").match(unknown.skip_reason or "")
     assert not unknown.is_expressible
 
 
@@ -138,7 +139,7 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
         ({"bytes": "lots"}, "line 2: bytes 'lots' is not a number above 0"),
         ({"bytes": ""}, "line 2: bytes is not stated"),
         ({"precision": "fp8"}, "training.precision: a100-sxm-80gb has no fp8 peak"),
-        ({"precision": "fp8-mixed"}, "precision fp8-mixed of megatron-lm: which recipe it is, is not stated"),
+        ({"precision": "fp8-mixed"}, "precision fp8-mixed of megatron-lm: which recipe ... not stated"),
         ({"precision": ""}, "precision of megatron-lm: which recipe it is, is not stated"),
         ({"experts": "8"}, "line 2: top_k is not stated"),
         ({"gpu": "unknown", "quantity": "nvidia_smi_used"}, "gpu is not stated"),
@@ -148,7 +149,7 @@ def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:
 )
 def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     bad, good = compare_table(tmp_path, {"experts": ""} | change, {"experts": ""})
-    assert reason in (bad.skip_reason or "")
+    assert parts(reason).search(bad.skip_reason or "")
     assert not bad.is_expressible
     assert good.predicted is not None
 

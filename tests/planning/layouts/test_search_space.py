@@ -1,6 +1,5 @@
 """Candidate layouts: which keys vary by default, which are derived, and messages for bad search spaces."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from clustersim.planning.layouts import LayoutSearch, SearchSpace, search_layout
 from clustersim.results.search_result import PrunedLayouts, SearchResult
 from clustersim.scenario import Scenario
 from tests.planning.layouts.search_scenarios import search_scenario
+from tests.sentences import parts
 
 
 def candidate_overrides(space: SearchSpace) -> list[set[str]]:
@@ -45,7 +45,7 @@ def test_the_first_guess_is_in_the_default_space() -> None:
     ],
 )
 def test_bad_python_arguments_give_the_command_lines_messages(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=parts(message)):
         search_layouts(search_scenario(), **arguments)
 
 
@@ -199,13 +199,13 @@ def test_recomputation_is_not_increased_beyond_what_fits() -> None:
         ({"vary": {"layout.tpp": ["1"]}}, "layout.tpp: unknown key; did you mean tp"),
         ({"fix": {"layout.tp": "three"}}, "layout.tp: .*three"),
         ({"vary": {"layout.data": ["zero9"]}}, "layout.data: 'zero9' is unknown; did you mean"),
-        ({"vary": {"layout.tp": []}}, "--vary layout.tp: has no values; write such as layout.tp=1,2,4"),
+        ({"vary": {"layout.tp": []}}, r"--vary layout\.tp: has no values.*layout\.tp=1,2,4"),
         ({"fix": {"layout.tp": "2"}, "vary": {"layout.tp": ["2"]}}, "layout.tp is fixed and varied"),
         ({"fix": {"cluster.gpus": "16"}}, "cluster.gpus: clusters are no layouts"),
         ({"fix": {"layout.dp": "many"}}, "layout.dp: 'many' is not a number"),
         ({"gpus": [0]}, "gpus: 0 is not a number of GPUs"),
-        ({"gpus": [12]}, "gpus: 12 GPUs are not a multiple of the 8 per node; 8 or 16 are"),
-        ({"gpus": [2], "batch_per_gpu": True}, "gpus: 2 GPUs with as many sequences each as 8 have would need 1.5"),
+        ({"gpus": [12]}, r"gpus: 12 GPUs.*8 per node.*8 or 16"),
+        ({"gpus": [2], "batch_per_gpu": True}, r"gpus: 2 GPUs.*as 8 have.*1\.5"),
         ({"clusters": ["dgx-h1000"]}, "dgx-h1000.*dgx-h100"),
     ],
 )
@@ -215,5 +215,5 @@ def test_bad_search_spaces_are_refused(arguments: dict[str, object], sentence: s
 
 
 def test_an_empty_space_names_the_rule_that_pruned_most() -> None:
-    with pytest.raises(InputError, match=r"none of 3 layouts is left; most, 3, are pruned by this: degrees .* 8$"):
+    with pytest.raises(InputError, match=r"none of 3 layouts.*3.*pruned.*degrees .* 8$"):
         LayoutSearch(SearchSpace.restricted_to(search_scenario(), {"layout.tp": ["3", "5", "16"]})).run()
