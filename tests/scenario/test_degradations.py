@@ -141,7 +141,7 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ("slow=17", "slow: 17 ... mapping ... {gpu: 17, speed: 0.9}"),
         ("jitter=20%", "jitter: normal ... 0.2 ... negative; at most 10% ... {std: 0.2,"),
         ("jitter=-1%", "jitter: '-1%' is not between 0 % and 1000 %"),
-        ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' ... mean lognorm"),
+        ("jitter={std: 0.2, distribution: lognorm}", "jitter.distribution: 'lognorm' ... lognormal?"),
         ("jitter.seed=3", "jitter.std: is missing"),
         ("jitter={std: 0.01, seed: -1}", "jitter.seed: -1 is too small; the smallest legal value is 0"),
         ("nics={gpu: 64, bandwidth: 0.5}", "nics.0: there is no GPU 64"),
