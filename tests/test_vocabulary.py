@@ -60,11 +60,12 @@ def name_words(name: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower())
 
 
-def docstrings_and_comments(path: Path) -> Iterator[str]:
+def sentences(path: Path) -> Iterator[str]:
+    """Docstrings, comments and what is printed: strings of several words."""
     text = path.read_text()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
@@ -72,14 +73,14 @@ def docstrings_and_comments(path: Path) -> Iterator[str]:
 
 @cache
 def prose() -> tuple[tuple[str, str], ...]:
-    """(file, text) of everything that people read: docstrings, comments, documents, pages."""
+    """(file, text) of everything that people read: docstrings, comments, messages, documents, pages."""
     documents = [*ROOT.glob("*.md"), ROOT / "tests" / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
     documents.remove(ROOT / "docs" / "renamed_keys.md")  # it lists what was renamed
     pages = [*(ROOT / "clustersim" / "report" / "templates").glob("*")]
     texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in (*documents, *pages)]
     return (
         *texts,
-        *((str(path.relative_to(ROOT)), text) for path in sources() for text in docstrings_and_comments(path)),
+        *((str(path.relative_to(ROOT)), text) for path in sources() for text in sentences(path)),
     )
 
 

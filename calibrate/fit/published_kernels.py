@@ -39,8 +39,20 @@ BANDWIDTH_TABLE: Final = Path(__file__).parents[1] / "published" / "bandwidth.cs
 _PEAK_SHAPE: Final = AttentionShape(batch=1, query=16384, key=16384, heads=16, kv_heads=16, head_dim=128, causal=False)
 
 
+class _PublishedSample:
+    """A sample with a source, PUBLICATION or PUBLICATION: PLACE."""
+
+    __slots__ = ()
+    source: str
+
+    @property
+    def publication(self) -> str:
+        """The publication."""
+        return self.source.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
-class MatmulSample:
+class MatmulSample(_PublishedSample):
     """One measured matmul. moved_bytes: bytes if every operand is read or written once."""
 
     accelerator: str
@@ -49,11 +61,6 @@ class MatmulSample:
     moved_bytes: float
     seconds: Seconds
     source: str = ""
-
-    @property
-    def publication(self) -> str:
-        """The publication."""
-        return self.source.partition(":")[0]
 
     @property
     def flops(self) -> Flop:
@@ -95,7 +102,7 @@ class MatmulSetSample:
 
 
 @dataclass(frozen=True, slots=True)
-class CastSample:
+class CastSample(_PublishedSample):
     """One measured kernel that quantizes a tensor to a block-scaled format."""
 
     accelerator: str
@@ -103,14 +110,9 @@ class CastSample:
     seconds: Seconds
     source: str = ""
 
-    @property
-    def publication(self) -> str:
-        """The publication."""
-        return self.source.partition(":")[0]
-
 
 @dataclass(frozen=True, slots=True)
-class AttentionSample:
+class AttentionSample(_PublishedSample):
     """One measured flash attention kernel.
 
     flops: executed, so half of the full matrix with a causal mask; moved_bytes: bytes if every operand is read
@@ -126,25 +128,15 @@ class AttentionSample:
     seconds: Seconds
     source: str = ""
 
-    @property
-    def publication(self) -> str:
-        """The publication."""
-        return self.source.partition(":")[0]
-
 
 @dataclass(frozen=True, slots=True)
-class GroupedGemmSample:
+class GroupedGemmSample(_PublishedSample):
     """Measured expert matmuls: kernels that were timed as a sequence."""
 
     accelerator: str
     kernels: tuple[Kernel, ...]
     seconds: Seconds
     source: str = ""
-
-    @property
-    def publication(self) -> str:
-        """The publication."""
-        return self.source.partition(":")[0]
 
     @property
     def dtype(self) -> DType:

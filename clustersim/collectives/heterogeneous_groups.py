@@ -14,6 +14,7 @@ from dataclasses import replace
 from clustersim.collectives.flow_routes import FlowRoutes
 from clustersim.collectives.phase import Phase
 from clustersim.common.arrays import FloatArray
+from clustersim.common.cached_method import cached_method
 
 
 class HeterogeneousGroups:
@@ -27,33 +28,27 @@ class HeterogeneousGroups:
     ) -> None:
         self._phases_by_set = phases_by_set
         self._route = route
-        self._routes_cache: dict[tuple[int, str], tuple[FlowRoutes, ...]] = {}
-        self._loads_cache: dict[str, list[FloatArray]] = {}
 
     def routes_of(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
         """Routed phases of an algorithm in one set; their link loads are those of all sets."""
         set_routes = self._set_routes(set_index, algorithm)
         if len(self._phases_by_set) == 1:
             return set_routes
-        if algorithm not in self._loads_cache:
-            loads = [
-                self._concurrent_loads(other_index, algorithm, len(set_routes))
-                for other_index in range(len(self._phases_by_set))
-            ]
-            self._loads_cache[algorithm] = [
-                sum(phase_loads[1:], phase_loads[0]) for phase_loads in zip(*loads, strict=True)
-            ]
+        total_loads = self._total_loads(algorithm, len(set_routes))
         return tuple(
-            replace(phase_routes, link_load=load)
-            for phase_routes, load in zip(set_routes, self._loads_cache[algorithm], strict=True)
+            replace(phase_routes, link_load=load) for phase_routes, load in zip(set_routes, total_loads, strict=True)
         )
 
+    @cached_method
     def _set_routes(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
         """Routed phases of one set by itself."""
-        key = (set_index, algorithm)
-        if key not in self._routes_cache:
-            self._routes_cache[key] = tuple(self._route(phase) for phase in self._phases_by_set[set_index][algorithm])
-        return self._routes_cache[key]
+        return tuple(self._route(phase) for phase in self._phases_by_set[set_index][algorithm])
+
+    @cached_method
+    def _total_loads(self, algorithm: str, phase_count: int) -> list[FloatArray]:
+        """Link loads of all sets in each phase of an algorithm that one of them uses."""
+        loads = [self._concurrent_loads(index, algorithm, phase_count) for index in range(len(self._phases_by_set))]
+        return [sum(phase_loads[1:], phase_loads[0]) for phase_loads in zip(*loads, strict=True)]
 
     def _concurrent_loads(self, set_index: int, algorithm: str, phase_count: int) -> list[FloatArray]:
         """Link loads of one set in each of the `phase_count` phases of an algorithm that another set uses."""

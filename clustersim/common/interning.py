@@ -3,7 +3,9 @@
 Every cache is keyed by values or by objects themselves, never by their addresses:
 
     one result of a frozen object      `functools.cached_property`
-    results of a function or method    `functools.cache`, or a dict of the object that owns them, by argument
+    results of a function              `functools.cache`
+    results of a method                `common.cached_method` by its arguments; a dict of the object where the key is
+                                       only a part of them, or where events are waiting for each lookup
     results that outlive a simulation  `common.lru`, bounded in size
     arguments that are shared          a class compared by identity (`eq=False`), such as `Operation` and
                                        `Segment`: layers, microbatches and ranks refer to one object

@@ -16,6 +16,7 @@ from clustersim.collectives.library import AlgorithmVariant, Library
 from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
 from clustersim.common.arrays import IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes
 from clustersim.cost.timing import Bottleneck, CommTiming, LinkDemand, Provenance
@@ -53,7 +54,6 @@ class CollectiveCost:
         self._groups = groups
         self._dispatch_tuners: dict[tuple[TokenRouting, int], Tuner] = {}
         self._variant_costs: dict[CommKey, VariantCosts] = {}
-        self._tier_cache: dict[tuple[str, int], str] = {}
         self._timing_cache: dict[tuple[CommKey, Bytes], CommTiming] = {}
         self._demand_cache: dict[tuple[CommKey, Bytes], LinkDemand] = {}
         self._link_load_cache: dict[tuple[CommKey, tuple[str, ...], bytes], GroupLinkLoads] = {}
@@ -122,11 +122,10 @@ class CollectiveCost:
             self._link_load_cache[key] = select_by_variant(loads_by_variant, variant_index)
         return self._link_load_cache[key]
 
+    @cached_method
     def _tier(self, comm_group: str, group: int) -> str:
         """The highest network tier that traffic of one group of a communicator crosses."""
-        if (comm_group, group) not in self._tier_cache:
-            self._tier_cache[comm_group, group] = self._tuner.fabric.highest_tier(self._members(comm_group)[group])
-        return self._tier_cache[comm_group, group]
+        return self._tuner.fabric.highest_tier(self._members(comm_group)[group])
 
     def _select_variant(self, comm_op: CommOp) -> Selection:
         """The fastest variant; variants pruned at an earlier payload are re-evaluated where they may be faster now."""

@@ -11,11 +11,12 @@ while the DP and EP streams of its members are idle such an op is uncontended.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.cost.background_traffic import BackgroundFlow, loaded_links
 from clustersim.cost.timing import CommCost, CommTiming, LinkDemand, LinkDemandCost
 from clustersim.program.program import Program
@@ -43,7 +44,7 @@ class ContentionMap:
         return self.demands.link_demand(comm_op)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UncontendedComm:
     """Times communication ops (a `CommCost`) without contention, for groups that contend inside segments.
 
@@ -53,16 +54,10 @@ class UncontendedComm:
 
     comm_cost: CommCost
     contention: ContentionMap
-    _cache: dict[CommOp, CommTiming] = field(init=False, default_factory=dict)
 
+    @cached_method
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one collective in each group of its communicator."""
-        cached = self._cache.get(comm_op)
-        if cached is None:
-            cached = self._cache[comm_op] = self._uncontended_timing(comm_op)
-        return cached
-
-    def _uncontended_timing(self, comm_op: CommOp) -> CommTiming:
         timing, contended = self.comm_cost.time_comm_op(comm_op), self.contention.contended.get(comm_op)
         if contended is None:
             return timing

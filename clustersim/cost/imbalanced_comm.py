@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Bytes
 from clustersim.cost.host_transfers import CommModel
 from clustersim.cost.timing import CommTiming, LinkDemand
@@ -25,24 +26,20 @@ from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 _NVLINK_KIND = LINK_KINDS.index(LinkKind.NVLINK)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImbalancedComm:
     """Times imbalanced communication ops, and others by `balanced` (a `CommCost` and a `LinkDemandCost`)."""
 
     balanced: CommModel
     program: Program
     fabric: Fabric
-    _factor_cache: dict[CommOp, FloatArray] = field(default_factory=dict)
-    _timing_cache: dict[CommOp, CommTiming] = field(default_factory=dict)
     _link_load_cache: dict[tuple[bytes, tuple[LinkLoadMatrix, ...]], LinkLoadMatrix] = field(default_factory=dict)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one communication op in each group of its communicator."""
         if comm_op.load_index is None:
             return self.balanced.time_comm_op(comm_op)
-        if comm_op not in self._timing_cache:
-            self._timing_cache[comm_op] = self._imbalanced_timing(comm_op)
-        return self._timing_cache[comm_op]
+        return self._imbalanced_timing(comm_op)
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """Link demand of one communication op in each group of its communicator."""
@@ -59,6 +56,7 @@ class ImbalancedComm:
         link_loads = self._merged_link_loads(factors, {factor: demand.link_loads for factor, demand in demands.items()})
         return LinkDemand(latency, transfer, per_byte, flow, comm_op.payload, link_loads)
 
+    @cached_method
     def _imbalanced_timing(self, comm_op: CommOp) -> CommTiming:
         factors = self._payload_factors(comm_op)
         timings = {
@@ -68,13 +66,9 @@ class ImbalancedComm:
         seconds = _select_by_factor(factors, {factor: timing.seconds for factor, timing in timings.items()})
         return replace(timings[float(factors[seconds.argmax()])], seconds=seconds)
 
+    @cached_method
     def _payload_factors(self, comm_op: CommOp) -> FloatArray:
         """[groups] factor by which each group's payload counts as larger than a balanced one."""
-        if comm_op not in self._factor_cache:
-            self._factor_cache[comm_op] = self._compute_factors(comm_op)
-        return self._factor_cache[comm_op]
-
-    def _compute_factors(self, comm_op: CommOp) -> FloatArray:
         members = self.program.groups[comm_op.comm_group].members
         factors = self.program.expert_loads.factors[comm_op.load_index or 0][members]
         rank_factor: FloatArray = factors.max(axis=1)

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, TimeStatistics, reduction_dtype
@@ -76,7 +77,6 @@ class MeasuredCollectives:
         self._model, self._groups, self._node_of_rank = model, groups, nodes
         self._origin = record.origin
         self._curves = _curves_by_shape(record)
-        self._node_counts: dict[str, IntArray] = {}
         self._timing_cache: dict[_CacheKey, CommTiming] = {}
         self._demand_cache: dict[_CacheKey, LinkDemand] = {}
 
@@ -128,7 +128,7 @@ class MeasuredCollectives:
         if comm_op.comm_group not in self._groups:
             return _Coverage(np.zeros(0, np.int64), {})  # the model reports unknown communicators
         members = self._groups[comm_op.comm_group].members
-        node_count = self._node_count(comm_op.comm_group, members)
+        node_count = self._node_count(comm_op.comm_group)
         estimates: dict[int, tuple[PayloadCurve, CurveEstimate]] = {}
         for nodes in np.unique(node_count[node_count > 0]).tolist():
             curve = self._curve((comm_op.collective, members.shape[1], nodes), reduction_dtype(comm_op))
@@ -142,11 +142,10 @@ class MeasuredCollectives:
         curves = self._curves.get(key, {})
         return curves.get(dtype) or curves.get(DType.FP32) or next(iter(curves.values()), None)
 
-    def _node_count(self, comm_group: str, members: IntArray) -> IntArray:
+    @cached_method
+    def _node_count(self, comm_group: str) -> IntArray:
         """Nodes that each group spans: [groups], 0 where ranks are spread unevenly over them."""
-        if comm_group not in self._node_counts:
-            self._node_counts[comm_group] = _even_node_count(self._node_of_rank[members])
-        return self._node_counts[comm_group]
+        return _even_node_count(self._node_of_rank[self._groups[comm_group].members])
 
 
 def _even_node_count(nodes: IntArray) -> IntArray:

@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
     CalibrationRecord,
@@ -105,18 +106,13 @@ class MeasuredKernels:
         self._scales_samples = record.profile is not None
         self._in_situ = InSituFactors.from_record(record)
         self._samples_by_family = _group_by_family(record.kernels)
-        self._neighbourhoods: dict[Hashable, _FamilySamples] = {}
-        self._cache: dict[Kernel, KernelTiming] = {}
 
+    @cached_method
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel: in isolation, or in a step where the record has in-situ factors."""
-        timing = self._cache.get(kernel)
-        if timing is None:
-            in_situ = self._in_situ.apply(self._device_time(kernel), kernel.kind, signature_of(kernel))
-            is_launched = in_situ.seconds > 0.0  # an absent kernel is not
-            timing = self._at_least_launch_time(in_situ, kernel.launches) if is_launched else in_situ
-            self._cache[kernel] = timing
-        return timing
+        in_situ = self._in_situ.apply(self._device_time(kernel), kernel.kind, signature_of(kernel))
+        is_launched = in_situ.seconds > 0.0  # an absent kernel is not
+        return self._at_least_launch_time(in_situ, kernel.launches) if is_launched else in_situ
 
     def _at_least_launch_time(self, timing: KernelTiming, launch_count: int) -> KernelTiming:
         """Raise a time to the seconds that the host needs for the launches."""
@@ -172,19 +168,16 @@ class MeasuredKernels:
         """Interpolated seconds and their error; None outside the hull of the measured samples."""
         if features.comparable_key not in self._samples_by_family:
             return None
-        neighbourhood = self._neighbourhood(features)
+        neighbourhood = self._neighbourhood(features.comparable_key)
         return (
             (modelled * neighbourhood.factor(features), neighbourhood.error)
             if neighbourhood.encloses(features)
             else None
         )
 
-    def _neighbourhood(self, features: KernelFeatures) -> "_FamilySamples":
-        if features.comparable_key not in self._neighbourhoods:
-            self._neighbourhoods[features.comparable_key] = _family_samples(
-                self._samples_by_family[features.comparable_key], self._device_model
-            )
-        return self._neighbourhoods[features.comparable_key]
+    @cached_method
+    def _neighbourhood(self, comparable_key: Hashable) -> "_FamilySamples":
+        return _family_samples(self._samples_by_family[comparable_key], self._device_model)
 
     def _scale_nearest(self, features: KernelFeatures, modelled: KernelTiming) -> KernelTiming | None:
         """The model's time, scaled as that of the profiled kernels that are nearest; None where there are none.
@@ -194,7 +187,7 @@ class MeasuredKernels:
         """
         if features.comparable_key not in self._samples_by_family:
             return None
-        neighbourhood = self._neighbourhood(features)
+        neighbourhood = self._neighbourhood(features.comparable_key)
         factor = neighbourhood.anchored_factor(features)
         error = neighbourhood.error
         if len(neighbourhood.log_ratios) == 1:

@@ -33,11 +33,12 @@ Osama et al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "Flash
 arXiv:2307.08691, sections 3.1-3.2; Williams et al., "Roofline", CACM 52(4).
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, FlopPerSecond, Seconds
@@ -66,7 +67,7 @@ from clustersim.model.training import AttentionBackend
 _POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roofline:
     """Kernel durations of one accelerator by an analytic model (a `KernelCost`), with a cache.
 
@@ -78,16 +79,10 @@ class Roofline:
     in_step_rate: float = 1.0
     low_precision_factor: float = 1.0
     attention: AttentionBackend = AttentionBackend.FLASH
-    _cache: dict[Kernel, KernelTiming] = field(default_factory=dict, repr=False, compare=False)
 
+    @cached_method
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel in isolation."""
-        timing = self._cache.get(kernel)
-        if timing is None:
-            timing = self._cache[kernel] = self._kernel_timing(kernel)
-        return timing
-
-    def _kernel_timing(self, kernel: Kernel) -> KernelTiming:
         efficiency = self.accelerator.efficiency
         work = self._kernel_work(kernel)
         launch_latency = kernel.launches * self._kernel_latency(kernel)

@@ -18,9 +18,10 @@ Reference: `hardware.efficiency.TrainingDerating`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
+from clustersim.common.cached_method import cached_method
 from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.roofline import Roofline
@@ -91,7 +92,7 @@ class _OtherAttention:
         return self.requested.time_kernel(kernel).seconds / self.timed.time_kernel(kernel).seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SustainedKernels:
     """Kernels at their rate within a training step (a `KernelCost`).
 
@@ -103,7 +104,6 @@ class SustainedKernels:
     isolated_model: Roofline
     in_step_model: Roofline
     other_attention: _OtherAttention | None = None
-    _cache: dict[Kernel, KernelTiming] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def from_rate(
@@ -123,14 +123,8 @@ class SustainedKernels:
         other_attention = None if attention is None else _OtherAttention.from_libraries(attention, rate)
         return cls(isolated, model, in_step_model, other_attention)
 
+    @cached_method
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        """Time one kernel."""
-        cached = self._cache.get(kernel)
-        if cached is None:
-            cached = self._cache[kernel] = self._time_in_step(kernel)
-        return cached
-
-    def _time_in_step(self, kernel: Kernel) -> KernelTiming:
         """The timed kernel; flash attention of a slower library as much longer, of a faster one as it was timed.
 
         The timed library is not assumed to be slower than this machine's libraries allow.

@@ -22,6 +22,7 @@ from typing import Final, Protocol, runtime_checkable
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.pickling import FieldPickling
 
 MAX_DOMAIN_GPUS: Final = 16
@@ -105,6 +106,7 @@ class DirectLinks(FieldPickling):
         is_linked = (self.link_matrix > 0) | (targets[:, None] == targets[None, :])
         return np.where(is_linked, targets[None, :], best)
 
+    @cached_method
     def ring_shares(self, members: int) -> FloatArray | None:
         """[domain GPUs, domain GPUs] fraction of each member's traffic sent to each other one.
 
@@ -112,17 +114,7 @@ class DirectLinks(FieldPickling):
 
         members: bit mask of GPU indices; None where no ring passes through all.
         """
-        if members not in self._ring_share_cache:
-            self._ring_share_cache[members] = self._compute_ring_shares(
-                [index for index in range(self.domain_size) if members >> index & 1]
-            )
-        return self._ring_share_cache[members]
-
-    @cached_property
-    def _ring_share_cache(self) -> dict[int, FloatArray | None]:
-        return {}
-
-    def _compute_ring_shares(self, group: Sequence[int]) -> FloatArray | None:
+        group = [index for index in range(self.domain_size) if members >> index & 1]
         member_links = self.link_matrix[np.ix_(group, group)]
         row_indices, column_indices = np.ix_(group, group)
         ring_shares = np.zeros(self.link_matrix.shape)

@@ -141,7 +141,7 @@ class ChakraWriter:
             "tokens go to experts and back as all-to-all, whatever passes them on": any(
                 collective_type.is_token_routing for collective_type in types
             ),
-            "parts that go round a ring are written as all-gather": CollectiveType.SHIFT in types,
+            "context-parallel ring exchanges are written as all-gather": CollectiveType.SHIFT in types,
             "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not types.isdisjoint(
                 _ROOTED_COLLECTIVES
             ),

@@ -179,7 +179,7 @@ class MegatronArguments:
             raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
         spec = self.arguments.get("spec", ())
         if spec and not any(name in word for word in spec[-1:] for name in _HYBRID_SPECS):
-            raise self.error("spec", "layers of one's own are not known")
+            raise self.error("spec", "custom layer specs are not known")
         for name, legal_values in LEGAL_VALUES.items():
             for value in self.arguments.get(name, ())[:1]:
                 if "\0" not in value and value not in legal_values:

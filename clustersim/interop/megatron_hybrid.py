@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.interop.megatron_arguments import Arguments, MegatronArguments
-from clustersim.model.attention_spec import FullAttention, LatentAttention, SoftmaxAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.layer_stack import LayerSpec, layer_specs
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
@@ -182,5 +182,4 @@ def _letter(spec: LayerSpec) -> str:
 def has_pattern(model: TransformerModel) -> bool:
     """Whether each layer is a mixer or an MLP, and some have another mixer than attention."""
     specs = layer_specs(model.stack)
-    is_mixed = any(not isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers)
-    return is_mixed and all((spec.mixer is None) is not (spec.mlp is None) for spec in specs)
+    return model.has_other_mixers and all((spec.mixer is None) is not (spec.mlp is None) for spec in specs)

@@ -49,7 +49,7 @@ def import_pipeline(config: TorchtitanConfig, layers: int, pp: int) -> tuple[tup
     )
     chunks, remainder = divmod(len(counts), pp)
     if remainder:
-        raise config.error(SECTION, MODULES_KEY, f"{len(counts)} stages do not go round {pp} pipeline ranks")
+        raise config.error(SECTION, MODULES_KEY, f"{len(counts)} stages are not a multiple of {pp} pipeline ranks")
     if csv_file := config.string(SECTION, _SCHEDULE_CSV_KEY):
         return counts, {"schedule": csv_file}
     if chunks > 1 if name in _SINGLE_STAGE else chunks != 2 and not (name in _MULTI_STAGE and chunks > 2):
@@ -93,7 +93,7 @@ def _default_layer_counts(config: TorchtitanConfig, layers: int, pp: int, name: 
         raise config.error(
             SECTION,
             _LAYERS_PER_STAGE_KEY,
-            f"{max_layers} makes {stages} stages, which do not go round {pp} pipeline ranks",
+            f"{max_layers} makes {stages} stages, which are not a multiple of {pp} pipeline ranks",
         )
     layer_counts = torchtitan_layer_split(layers, stages, first, last)
     if layer_counts is None:

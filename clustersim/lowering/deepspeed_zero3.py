@@ -18,8 +18,9 @@ parallelism inside matmuls; the host's waits take no extra time.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from clustersim.common.cached_method import cached_method
 from clustersim.lowering.program_builder import RankProgramBuilder, StagePass
 from clustersim.lowering.units import Unit, execution_order
 from clustersim.model.kernels import Kernel, MatmulLayout, MatmulShape
@@ -60,7 +61,6 @@ class DeepspeedZero3:
 
     strategy: DeepspeedZero3Strategy
     _last_gather: tuple[int, ...] = ()
-    _slice_cache: dict[tuple[Unit, ActionKind], list[ParameterSlice]] = field(default_factory=dict)
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -90,10 +90,9 @@ class DeepspeedZero3:
     def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
         """Nothing to do: the next step gathers what it needs."""
 
+    @cached_method
     def _slices(self, unit: Unit, kind: ActionKind) -> list[ParameterSlice]:
-        if (unit, kind) not in self._slice_cache:
-            self._slice_cache[unit, kind] = [*split_by_parameter(unit, kind)]
-        return self._slice_cache[unit, kind]
+        return [*split_by_parameter(unit, kind)]
 
     def _add_gather(self, builder: RankProgramBuilder, parameter_slice: ParameterSlice, stage_pass: StagePass) -> None:
         """Start the gather once all previously issued work is done; the host copies the shards one by one."""

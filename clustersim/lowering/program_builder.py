@@ -14,6 +14,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Bytes
 from clustersim.lowering.moe_overlap import defer_weight_gradients, split_overlap_phases
 from clustersim.lowering.offload import HostTaskIssuer, split_at_host_copies
@@ -101,7 +102,6 @@ class RankProgramBuilder:
         default_factory=dict
     )
     stage_outputs: dict[tuple[int, ActionKind], CommOp | None] = field(default_factory=dict)
-    _message_cache: dict[tuple[int, int], CommOp | None] = field(default_factory=dict)
     _deferred_cache: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _awaited_comm: tuple[int, ...] = ()
     _phase_cache: dict[Hashable, list[PhaseSegments]] = field(default_factory=dict)
@@ -290,18 +290,14 @@ class RankProgramBuilder:
     def _add_standalone_segment(self, segment: Segment, depends_on: Sequence[int]) -> int:
         return self.tasks.add(Stream.COMPUTE, ComputeTask(segment, tuple(depends_on)))
 
+    @cached_method
     def p2p_message(self, source_stage: int, target_stage: int) -> CommOp | None:
         """The p2p message between two stages; each tensor-parallel rank sends its slice (Narayanan 2021, 4.1).
 
         None where both stages are on this rank, or one of them does not exist.
         """
-        key = source_stage, target_stage
-        if key not in self._message_cache:
-            both_exist = min(key) >= 0 and max(key) < len(self.plan.stages)
-            self._message_cache[key] = self._find_message(source_stage, target_stage) if both_exist else None
-        return self._message_cache[key]
-
-    def _find_message(self, source_stage: int, target_stage: int) -> CommOp | None:
+        if min(source_stage, target_stage) < 0 or max(source_stage, target_stage) >= len(self.plan.stages):
+            return None
         direction, activation_count = (
             self.plan.placement.direction(source_stage, target_stage),
             self.plan.sent_activation_count(min(source_stage, target_stage)),

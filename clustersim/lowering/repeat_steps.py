@@ -24,8 +24,9 @@ optimizer).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import ClusterSimError
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
@@ -56,26 +57,24 @@ def repeat_steps(program: Program, step_count: int) -> Program:
     return replace(program, programs=programs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _StepShift:
     """Step-dependent identifiers. microbatch_count, loads_per_step: how many each step has."""
 
     microbatch_count: int
     loads_per_step: int
-    _segment_cache: dict[tuple[Segment, int], Segment] = field(default_factory=dict)
 
     def shift_action(self, action: Action, step: int) -> Action:
         """An action with its microbatch index in a later step."""
         return Action(action.stage, action.kind, action.microbatch + step * self.microbatch_count)
 
+    @cached_method
     def shift_segment(self, segment: Segment, step: int) -> Segment:
         """A segment in a later step: the same one, unless expert loads differ from step to step."""
         if not self.loads_per_step or all(load_carrier.load_index is None for load_carrier in _load_carriers(segment)):
             return segment
-        if (segment, step) not in self._segment_cache:
-            operations = tuple(self._shift_operation(operation, step) for operation in segment.operations)
-            self._segment_cache[segment, step] = Segment(segment.name, operations, segment.interleaved)
-        return self._segment_cache[segment, step]
+        operations = tuple(self._shift_operation(operation, step) for operation in segment.operations)
+        return Segment(segment.name, operations, segment.interleaved)
 
     def _shift_operation(self, operation: Operation, step: int) -> Operation:
         body = operation.body

@@ -9,7 +9,7 @@ embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that 
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention, LatentAttention, QkNorm
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_moe import MoeConfigKeys
+from clustersim.model.hf_rmsnorm import rmsnorm_model
 from clustersim.model.layer_stack import (
     DenseMlp,
     LayerSpec,
@@ -26,7 +27,6 @@ from clustersim.model.layer_stack import (
     MoeMlp,
     Router,
     ScoreFunction,
-    stack_layers,
 )
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
@@ -35,7 +35,7 @@ from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.parallel_mixers import ParallelMixers
-from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
+from clustersim.model.transformer import TransformerModel
 
 _FULL, _LINEAR, _MAMBA, _ATTENTION = "full_attention", "linear_attention", "mamba", "attention"
 _NEMOTRON_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -62,21 +62,6 @@ _MINIMAX_MOE: Final = MoeConfigKeys("num_local_experts", "num_experts_per_tok", 
 _GRANITE_MOE: Final = MoeConfigKeys(
     "num_local_experts", "num_experts_per_tok", "intermediate_size", shared_ffn="shared_intermediate_size"
 )
-
-
-def _build(config: HfConfig, specs: Iterable[LayerSpec], *, tied: bool = False) -> TransformerModel:
-    """The model of some layers; the other sizes have the usual keys."""
-    return TransformerModel(
-        name=config.name,
-        stack=stack_layers(specs),
-        hidden=config.positive_int("hidden_size"),
-        vocab=config.positive_int("vocab_size"),
-        max_positions=config.positive_int("max_position_embeddings"),
-        norm=Norm.RMSNORM,
-        positions=PositionEncoding.ROTARY,
-        tied_embeddings=config.boolean("tie_word_embeddings", default=tied),
-        linear_bias=False,
-    )
 
 
 def _read_attention(config: HfConfig, **options: Any) -> FullAttention:
@@ -111,7 +96,7 @@ def read_nemotron_h(config: HfConfig) -> TransformerModel:
     specs = {kind: layers[kind]() for kind in dict.fromkeys(kinds)}
     mtp = [layers[kind]() for kind in _nemotron_mtp_layer(config)]
     mtp_spec = replace(mtp[0], mlp=mtp[-1].mlp) if mtp else None
-    model = _build(config, (specs[kind] for kind in kinds))
+    model = rmsnorm_model(config, (specs[kind] for kind in kinds))
     return replace(model, mtp_layers=config.mtp_layer_count, mtp_spec=mtp_spec)
 
 
@@ -162,7 +147,7 @@ def _nemotron_experts(config: HfConfig) -> MoeMlp:
 
 def _mixed(config: HfConfig, mixers: Mapping[str, Mixer], kinds: list[str], mlps: list[MlpSpec]) -> TransformerModel:
     """A model whose layers have one of several mixers and an MLP each."""
-    return _build(config, (LayerSpec(mixers[kind], mlp) for kind, mlp in zip(kinds, mlps, strict=True)))
+    return rmsnorm_model(config, (LayerSpec(mixers[kind], mlp) for kind, mlp in zip(kinds, mlps, strict=True)))
 
 
 def _periodic_kinds(config: HfConfig, key: str, default: int, count: int) -> list[str]:
@@ -309,7 +294,7 @@ def read_falcon_h1(config: HfConfig) -> TransformerModel:
     gated_norm = config.boolean("mamba_rms_norm", default=False)
     mixer = ParallelMixers(_read_attention(config), _read_mamba2(config, heads=heads, gated_norm=gated_norm))
     mlp = DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU)
-    return _build(config, [LayerSpec(mixer, mlp)] * config.layer_count("num_hidden_layers"))
+    return rmsnorm_model(config, [LayerSpec(mixer, mlp)] * config.layer_count("num_hidden_layers"))
 
 
 HYBRID_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(

@@ -214,7 +214,8 @@ class LlamaFamily:
         if attention != mlp or (attention and not self.allows_linear_bias):
             raise InputError(
                 f"{config.path}: attention_bias {attention} with mlp_bias {mlp} is not modelled"
-                f" for {config.family}; " + ("set both alike" if self.allows_linear_bias else "set both false")
+                f" for {config.family}; "
+                + ("set both to the same value" if self.allows_linear_bias else "set both false")
             )
         return attention
 

@@ -16,9 +16,10 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
-from clustersim.model.layer_stack import DenseMlp, LayerGroup, LayerSpec, MlpType, stack_layers
+from clustersim.model.hf_rmsnorm import rmsnorm_model
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpType
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
-from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
+from clustersim.model.transformer import TransformerModel
 
 MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
     {"deepseek_v2": MOE_CONFIG_KEYS["deepseek_v2"]}
@@ -37,18 +38,7 @@ def read_mla_model(config: HfConfig) -> TransformerModel:
     latent = _read_attention(config)
     attention = _read_sparse_attention(config, latent) if config.family in SPARSE_FAMILIES else latent
     mlps = MLA_FAMILIES[config.family].read_mlps(config, config.layer_count("num_hidden_layers"))
-    return TransformerModel(
-        name=config.name,
-        stack=stack_layers(LayerSpec(attention, mlp) for mlp in mlps),
-        hidden=config.positive_int("hidden_size"),
-        vocab=config.positive_int("vocab_size"),
-        max_positions=config.positive_int("max_position_embeddings"),
-        norm=Norm.RMSNORM,
-        positions=PositionEncoding.ROTARY,
-        tied_embeddings=config.boolean("tie_word_embeddings", default=False),
-        linear_bias=False,
-        mtp_layers=config.mtp_layer_count,
-    )
+    return rmsnorm_model(config, (LayerSpec(attention, mlp) for mlp in mlps), mtp_layers=config.mtp_layer_count)
 
 
 def read_minicpm3(config: HfConfig) -> TransformerModel:
@@ -60,17 +50,7 @@ def read_minicpm3(config: HfConfig) -> TransformerModel:
         _read_attention(config.with_values(v_head_dim=config.positive_int("v_head_dim", hidden // heads))),
         DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU),
     )
-    return TransformerModel(
-        name=config.name,
-        stack=(LayerGroup(spec, config.positive_int("num_hidden_layers")),),
-        hidden=hidden,
-        vocab=config.positive_int("vocab_size"),
-        max_positions=config.positive_int("max_position_embeddings"),
-        norm=Norm.RMSNORM,
-        positions=PositionEncoding.ROTARY,
-        tied_embeddings=config.boolean("tie_word_embeddings", default=True),
-        linear_bias=False,
-    )
+    return rmsnorm_model(config, [spec] * config.layer_count("num_hidden_layers"), tied=True)
 
 
 def _read_sparse_attention(config: HfConfig, latent: LatentAttention) -> DeepseekSparseAttention:

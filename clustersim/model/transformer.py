@@ -139,6 +139,11 @@ class TransformerModel:
         return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
+    def has_other_mixers(self) -> bool:
+        """Whether some layer mixes tokens by anything but softmax attention, such as a scan."""
+        return not all(isinstance(mixer, SoftmaxAttention) for mixer in self.distinct_mixers)
+
+    @property
     def uses_latent_attention(self) -> bool:
         """Whether some layer has multi-head latent attention (MLA)."""
         return any(isinstance(attention, LatentAttention) for attention in self.distinct_attentions)

@@ -6,6 +6,7 @@ do more microbatches, all as many as the one that does most. Assumed: of several
 slowest counts, and slowdown and shrinking multiply.
 """
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureSlowdown
@@ -28,8 +29,6 @@ class ClusterStates:
         self._scenario, self.healthy = scenario, healthy
         self._domains = build_failure_domains(scenario)
         self.step_times: dict[str, Seconds] = {HEALTHY: healthy.step_time}
-        self._slow_rates: dict[FailureSlowdown, tuple[str, float]] = {}
-        self._shrunk_rates: dict[int, tuple[str, float]] = {}
 
     def __call__(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
         """The name of a state, and work per second in it, relative to the healthy job; 0 where it cannot run."""
@@ -41,24 +40,19 @@ class ClusterStates:
             return shrunk or slowed or (HEALTHY, 1.0)
         return f"{shrunk[0]}, {slowed[0]}", shrunk[1] * slowed[1]
 
+    @cached_method
     def _slowed_rate(self, slowdown: FailureSlowdown) -> tuple[str, float]:
-        if slowdown not in self._slow_rates:
-            name = f"a {'NIC' if slowdown.affects_nic else 'GPU'} at {100 * slowdown.remaining_fraction:g} %"
-            step = simulate(self._slowed_scenario(slowdown)).step_time
-            self.step_times[name] = step
-            self._slow_rates[slowdown] = name, self.healthy.step_time / step
-        return self._slow_rates[slowdown]
+        name = f"a {'NIC' if slowdown.affects_nic else 'GPU'} at {100 * slowdown.remaining_fraction:g} %"
+        step = simulate(self._slowed_scenario(slowdown)).step_time
+        self.step_times[name] = step
+        return name, self.healthy.step_time / step
 
     def _slowed_scenario(self, slowdown: FailureSlowdown) -> Scenario:
         change = with_slow_nic if slowdown.affects_nic else with_slow_gpu
         return change(self._scenario, slowdown.remaining_fraction)
 
+    @cached_method
     def _shrunk_rate(self, missing: int) -> tuple[str, float]:
-        if missing not in self._shrunk_rates:
-            self._shrunk_rates[missing] = self._compute_shrunk_rate(missing)
-        return self._shrunk_rates[missing]
-
-    def _compute_shrunk_rate(self, missing: int) -> tuple[str, float]:
         """With as many replicas as the remaining nodes can hold and a legal scenario can have."""
         domains, dp = self._domains, self._scenario.layout.dp
         max_replicas = (domains.nodes - missing) * (domains.gpus // domains.nodes) // domains.replica_ranks

@@ -20,6 +20,7 @@ from clustersim.build import resolved_library
 from clustersim.collectives.flow_routes import route_phase
 from clustersim.collectives.tuner import Selection, Tuner, select_variants
 from clustersim.common.arrays import IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.sites import SitesFabric
@@ -87,7 +88,6 @@ class LocalTraining:
         self.scenario, self.fabric = scenario, _sites_fabric(scenario)
         self.replicas = tuple(site_scenarios(scenario))
         self.step_times = tuple(simulate(replica).step_time for replica in self.replicas)
-        self._loaded_steps: dict[float, tuple[Seconds, ...]] = {}
         memory = [peak_memory_use(replica) for replica in self.replicas]
         self._memory = max(memory, key=lambda use: use.needed / use.capacity)
 
@@ -133,15 +133,14 @@ class LocalTraining:
 
     def _steps_during_exchange(self, nic_load: float) -> tuple[Seconds, ...]:
         """Inner steps while the exchange takes a fraction of each NIC, rounded up to whole percents."""
-        load = math.ceil(100.0 * nic_load) / 100.0
-        if nic_load < MIN_NIC_LOAD:
-            return self.step_times
-        if load not in self._loaded_steps:
-            self._loaded_steps[load] = tuple(
-                max(step_time, simulate(with_link_bandwidth(replica, [LinkKind.NIC], 1.0 - load)).step_time)
-                for replica, step_time in zip(self.replicas, self.step_times, strict=True)
-            )
-        return self._loaded_steps[load]
+        return self.step_times if nic_load < MIN_NIC_LOAD else self._loaded_steps(math.ceil(100.0 * nic_load) / 100.0)
+
+    @cached_method
+    def _loaded_steps(self, load: float) -> tuple[Seconds, ...]:
+        return tuple(
+            max(step_time, simulate(with_link_bandwidth(replica, [LinkKind.NIC], 1.0 - load)).step_time)
+            for replica, step_time in zip(self.replicas, self.step_times, strict=True)
+        )
 
     def curves(self, settings: DilocoSettings) -> Iterator[UtilizationCurve]:
         """Utilization against the bandwidth of all links between sites, for fewer and more inner steps."""

@@ -139,6 +139,6 @@ def _progress_curves(
 def _approximate_state_rate(domains: FailureDomains) -> StateRate:
     def state_rate(missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
         rate = (1.0 - missing / domains.nodes) * (1.0 if slowdown is None else slowdown.remaining_fraction)
-        return (HEALTHY if rate == 1.0 else f"{rate:.1%} of the pace"), rate
+        return (HEALTHY if rate == 1.0 else f"{rate:.1%} of the healthy rate"), rate
 
     return state_rate

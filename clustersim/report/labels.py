@@ -13,7 +13,6 @@ from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, format_id_ranges
 from clustersim.hardware.topology import Fabric, LinkKind
-from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
@@ -178,7 +177,7 @@ def _describe_layers(model: TransformerModel) -> str:
     for group in model.stack:
         for label in [mixer.label for mixer in group.spec.mixers] or ["MLP"]:
             counts[label] = counts.get(label, 0) + group.count
-    if all(isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers):
+    if not model.has_other_mixers:
         return model.name
     return f"{model.name} ({', '.join(f'{count:,} {label}' for label, count in counts.items())})"
 

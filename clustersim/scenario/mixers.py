@@ -90,7 +90,7 @@ def parse_pattern(pattern: str) -> HybridPattern:
         if layer != mtp[0] or not (len(layer) == 1 or is_pair):
             raise InputError(
                 f"hybrid_layer_pattern: {_MTP_SEPARATOR}{layer} is no multi-token prediction layer that is modelled; "
-                "all are alike, of a mixer, an MLP or one before the other, such as /*-/*-"
+                "all are equal: a mixer, an MLP, or one and then the other, such as /*-/*-"
             )
     return HybridPattern(stack, tuple(mtp))
 

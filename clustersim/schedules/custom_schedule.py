@@ -15,6 +15,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, SupportsIndex
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError, format_value
 from clustersim.common.pickling import FieldPickling
 from clustersim.common.plugins import PLUGIN_EXCEPTIONS, PluginInterface, as_input_errors, format_exception, load_class
@@ -73,32 +74,9 @@ class CustomSchedule(ScheduleTraits, FieldPickling):
             ) from error
         return rule
 
+    @cached_method
     def placement(self, ranks: int) -> Placement:
         """What the rule returns; raise InputError where it refuses or returns an invalid placement."""
-        if ranks not in self._placement_cache:
-            self._placement_cache[ranks] = self._call_placement(ranks)
-        return self._placement_cache[ranks]
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Call for the order; raise InputError as `order` does."""
-        self.order(ranks, microbatches)
-
-    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """What the rule returns; raise InputError where it refuses, or returns an invalid order."""
-        key = ranks, microbatches
-        if key not in self._order_cache:
-            self._order_cache[key] = self._call_order(ranks, microbatches)
-        return self._order_cache[key]
-
-    @cached_property
-    def _placement_cache(self) -> dict[int, Placement]:
-        return {}
-
-    @cached_property
-    def _order_cache(self) -> dict[tuple[int, int], PipelineOrder]:
-        return {}
-
-    def _call_placement(self, ranks: int) -> Placement:
         call = f"{self.name}.placement({ranks})"
         with as_input_errors(call):
             placement = self.rule.placement(ranks)
@@ -111,7 +89,13 @@ class CustomSchedule(ScheduleTraits, FieldPickling):
             raise InputError(f"{call} places stages on {checked.pipeline_size} pipeline ranks, not on {ranks}")
         return checked
 
-    def _call_order(self, ranks: int, microbatches: int) -> PipelineOrder:
+    def require_supported(self, ranks: int, microbatches: int) -> None:
+        """Call for the order; raise InputError as `order` does."""
+        self.order(ranks, microbatches)
+
+    @cached_method
+    def order(self, ranks: int, microbatches: int) -> PipelineOrder:
+        """What the rule returns; raise InputError where it refuses, or returns an invalid order."""
         placement, call = self.placement(ranks), f"{self.name}.order({ranks}, {microbatches})"
         with as_input_errors(call):
             order = tuple(

@@ -285,7 +285,7 @@ REJECTED = [
     ),
     (
         "[parallelism]\npipeline_parallel_degree = 8\npipeline_parallel_layers_per_stage = 3",
-        "3 makes 12 stages, which do not go round 8 pipeline ranks",
+        "3 makes 12 stages ... multiple of 8 pipeline ranks",
     ),
     (
         "[parallelism]\npipeline_parallel_degree = 8\nmodule_fqns_per_model_part = [['layers.1']]",

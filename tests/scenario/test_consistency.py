@@ -197,7 +197,7 @@ def test_sliding_window_with_ring_attention_warns(mapping: dict[str, Any]) -> No
     ring = ["layout.cp=2", "layout.dp=4", "layout.cp_kind=ring"]
     assert not Scenario.from_mapping(mapping, ring).warnings
     (warning,) = Scenario.from_mapping(mapping, [*ring, "model.window=1024"]).warnings
-    assert "all keys and values go round the ring" in warning
+    assert "the ring passes all keys and values on" in warning
 
 
 @pytest.mark.parametrize(("key", "value"), [("layout.pp", "2"), ("training.lora", "8")])

@@ -146,6 +146,6 @@ def test_invalid_custom_schedules_have_one_line_errors(
 def test_zb_v_warns_about_single_step_bubble(load_plan: Plan) -> None:
     """Also with tied embeddings: the first pipeline rank holds both the first and the last stage."""
     (warning,) = load_plan("zb-v").warnings
-    assert "with steps 3 the last one shows the pace of training" in warning
+    assert "with steps 3 the last one has the step time" in warning
     assert load_plan("zb-v", "model.tied_embeddings=true").warnings == (warning,)
     assert not load_plan("zb-v", "steps=3").warnings

@@ -265,7 +265,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("layout.tp=", "layout.tp: nothing is not a whole number"),
         ("cost.symmetry=on", "cost.symmetry: true is unknown; choose one of auto, off"),
         ("layout={tp: 1, tp: 2}", "tp is given twice, in line 1; keep one"),
-        ("cluster.fabric.spine.oversubscription=0", "plan.yaml: cluster: cluster dgx-h100: fabric.spine.oversubscription"),
+        ("cluster.fabric.spine.oversubscription=0", "cluster: cluster dgx-h100: fabric.spine.oversubscription"),
         ("training.sequence=16k", "training.sequence: '16k' ... whole number; write 16384 or 16000"),
         ("training.sequence=2.5", "training.sequence: 2.5 is not a whole number"),
         ("training.sequence=0", "training.sequence: 0 ... smallest ... 1"),

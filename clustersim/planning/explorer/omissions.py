@@ -71,7 +71,7 @@ def describe_omissions(scenario: Scenario, drawn: Scenario) -> str | None:
     return (
         f"Not drawn: {' and '.join(omitted)}, with which pipeline "
         f"rank {rank} of the scenario needs {format_bytes(with_all[rank].peak)} at its peak instead of "
-        f"{format_bytes(without[rank].peak)}, and the fullest GPU {format_bytes(needed)}, which "
+        f"{format_bytes(without[rank].peak)}, and the most loaded GPU {format_bytes(needed)}, which "
         f"{'fits' if fits_in_memory(scenario) else 'does not fit'}; simulated steps have {them}."
     )
 

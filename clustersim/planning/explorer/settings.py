@@ -12,7 +12,6 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from clustersim.model.attention_spec import SoftmaxAttention
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import ContextRule
@@ -378,8 +377,7 @@ class ExplorerSpace:
 
 def has_own_layers(model: TransformerModel) -> bool:
     """Whether a model's layers are of several kinds, or have other mixers than attention."""
-    has_other_mixers = any(not isinstance(mixer, SoftmaxAttention) for mixer in model.distinct_mixers)
-    return has_other_mixers or len(model.distinct_specs) > 1
+    return model.has_other_mixers or len(model.distinct_specs) > 1
 
 
 def is_explored(schedule: Schedule) -> bool:

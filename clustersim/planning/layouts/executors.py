@@ -89,7 +89,7 @@ def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, in
     try:
         client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=CONNECT_TIMEOUT)
     except (OSError, ValueError) as error:
-        raise InputError(f"executor: nobody answers at {name} ({error or type(error).__name__})") from None
+        raise InputError(f"executor: no Dask scheduler answers at {name} ({error or type(error).__name__})") from None
     with client:
         require_equal_versions(client.run(installed_versions, on_error="return"), name)
         try:

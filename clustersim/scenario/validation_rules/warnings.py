@@ -72,7 +72,7 @@ def _sliding_window_with_ring_cp(scenario: ResolvedScenario) -> Iterator[str]:
         and any(distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions)
     ):
         yield (
-            f"layout.cp {scenario.layout.cp}: all keys and values go round the ring, also for layers with a window; "
+            f"layout.cp {scenario.layout.cp}: the ring passes all keys and values on, also for layers with a window; "
             "Transformer Engine refuses windows on its ring (p2p); cp_kind: ulysses and all_gather have them"
         )
 
@@ -226,7 +226,7 @@ def _staggered_schedule_end(scenario: ResolvedScenario) -> Iterator[str]:
     elif scenario.steps == 1:
         yield (
             f"schedule {schedule.name}: ranks are done one after the other and go on with the next step, so a step "
-            "alone takes longer than one of many; with steps 3 the last one shows the pace of training"
+            "alone takes longer than one of many; with steps 3 the last one has the step time of a long run"
         )
 
 

@@ -130,6 +130,6 @@ def test_dask_workers_with_other_versions_are_refused(cluster: LocalCluster, mon
 
 @pytest.mark.slow
 def test_an_unreachable_scheduler_is_reported() -> None:
-    unreachable = pytest.raises(InputError, match=r"executor: nobody answers at dask://127.0.0.1:1 ")
+    unreachable = pytest.raises(InputError, match=r"executor: no Dask scheduler answers at dask://127.0.0.1:1 ")
     with unreachable, open_executor("dask://127.0.0.1:1", 1):
         pass
