@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 S = TypeVar("S")
+_ABSENT: Final = object()
 
 
 def cached_method(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -19,11 +20,10 @@ def cached_method(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenat
     @wraps(method)
     def from_cache(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         key = (args, tuple(kwargs.items())) if kwargs else args
-        try:
-            known: T = self.__dict__[name][key]
-        except KeyError:
-            known = method(self, *args, **kwargs)
-            self.__dict__.setdefault(name, {})[key] = known
-        return known
+        results: dict[Any, Any] = self.__dict__.get(name) or self.__dict__.setdefault(name, {})
+        result: T = results.get(key, _ABSENT)
+        if result is _ABSENT:
+            result = results[key] = method(self, *args, **kwargs)
+        return result
 
     return from_cache
