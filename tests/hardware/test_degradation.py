@@ -72,9 +72,7 @@ def test_traffic_of_a_dead_nic_goes_through_a_neighbour_s(fabric):
 
 def test_a_disconnected_node_is_rejected_with_its_gpus(build):
     degradations = Degradations(nics=(DegradedNics((0,), 0.5), DegradedNics((4, 5, 6, 7), 0.0)))
-    with pytest.raises(
-        InputError, match=r"nics.1: without the NICs of GPUs 4-7, GPUs 0-3, 8-\d+ cannot reach GPUs 4-7"
-    ):
+    with pytest.raises(InputError, match=r"nics\.1:.*NICs of GPUs 4-7, GPUs 0-3, 8-\d+ cannot reach GPUs 4-7"):
         degrade_fabric(build["rails, three pods, last partial"](), degradations)
 
 

@@ -155,7 +155,7 @@ def test_invisible_degradations_are_reported(override: str, steps: str) -> None:
     assert describe_degradations(result.scenario) in describe_no_stragglers(result)
     page = run_page(result)
     for text in (" ".join(render_terminal(result, 200).split()), html.unescape(page)):
-        assert "is not visible as kernel or communication time of single ranks" in text
+        assert parts("not visible ... kernel or communication time ... single ranks").search(text)
         assert "none is a straggler" not in text
     assert "Waiting and stragglers" in page
     assert ("Jitter evens out" in describe_no_stragglers(result)) is ("jitter" in override)
@@ -167,10 +167,8 @@ def test_table_and_page_show_critical_path_and_mean(slow: SimulationResult, page
     (line,) = [line for line in render_terminal(slow, 200).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed_seconds) in line
     assert f"<td>{format_seconds(slowed_seconds)}</td></tr>" in page
-    assert "shortening tasks that are not on it does not shorten the step" in " ".join(
-        render_terminal(slow, 200).split()
-    )
-    assert "shortening tasks that are not on it does not shorten the step" in page
+    for text in (" ".join(render_terminal(slow, 200).split()), page):
+        assert parts("shortening tasks ... not on it does not shorten the step").search(text)
 
 
 def test_breakdown_lines_fit_80_characters(slow: SimulationResult) -> None:
