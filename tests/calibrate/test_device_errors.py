@@ -247,11 +247,7 @@ def test_compile_error_names_the_missing_tool(cuda: Any, compile_error: Any, rea
             InputError,
             "training.fused: swiglu: there is none; set it to false",
         ),
-        (
-            accelerator_error(*ILLEGAL_ACCESS),
-            DeviceLostError,
-            "training ... NVIDIA H100 80GB HBM3 unusable",
-        ),
+        (accelerator_error(*ILLEGAL_ACCESS), DeviceLostError, "training ... NVIDIA H100 80GB HBM3 unusable"),
     ],
 )
 @pytest.mark.usefixtures("cuda")

@@ -159,10 +159,7 @@ def test_headroom_is_stated_and_can_be_waived(clustersim: CommandRunner, plan: P
         (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
         (["--vary", "layout.tp"], "--vary layout.tp: ... a value ... --vary layout.tp=1,2,4"),
         (["--fix", "=2"], "--fix =2: ... key ... --fix layout.tp=8"),
-        (
-            ["--vary", "layout.cp=1", "--vary", "layout.cp=2,4"],
-            "layout.cp: ... twice ... --vary layout.cp=1,2,4",
-        ),
+        (["--vary", "layout.cp=1", "--vary", "layout.cp=2,4"], "layout.cp: ... twice ... --vary layout.cp=1,2,4"),
         (["--vary", "schedule={interleaved"], "--vary schedule={interleaved: "),
         (["--objective", "speed"], "objective: 'speed' is unknown"),
         (["--gpus", "8,many"], "--gpus 8,many: 'many' ... --gpus 4096,8192"),
@@ -170,10 +167,7 @@ def test_headroom_is_stated_and_can_be_waived(clustersim: CommandRunner, plan: P
         (["--workers", "0"], "--workers"),
         (["--top", "0"], "--top"),
         (["--executor", "slurm://here"], "executor: 'slurm://here' ... local or dask://HOST:PORT"),
-        (
-            ["--fix", "layout.tp=16"],
-            "none of 1 layouts ... 1 ... pruned ... degrees do not divide",
-        ),
+        (["--fix", "layout.tp=16"], "none of 1 layouts ... 1 ... pruned ... degrees do not divide"),
         (["--set", "economics.price_per_gpu_hour=2.49"], "2.49 has no currency"),
         (["--html", "-"], "--html needs the name of a file"),
     ],

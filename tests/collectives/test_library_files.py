@@ -121,11 +121,7 @@ def test_a_missing_key_is_named(tmp_path, keys, missing):
         (["pipeline", "inter_domain_fraction"], 60, "pipeline.inter_domain_fraction: 60.0 is not a fraction of a"),
         (["generations", "nvlink5"], {}, "generations.nvlink5: is empty ... mapping"),
         (["generations", "nvlink5", "efficiency"], "0.8", "generations.nvlink5.efficiency: '0.8' is not a number"),
-        (
-            ["generations", "nvlink5", "nvls", "channels"],
-            [24],
-            "generations.nvlink5.nvls.channels: [24] ... 2 values",
-        ),
+        (["generations", "nvlink5", "nvls", "channels"], [24], "generations.nvlink5.nvls.channels: [24] ... 2 values"),
         (
             ["generations", "nvlink5", "ll_max_bandwidth", 1],
             90,
@@ -153,21 +149,9 @@ def test_a_value_of_the_wrong_type_or_out_of_range_is_refused(tmp_path, keys, va
 @pytest.mark.parametrize(
     ("keys", "name", "sentence"),
     [
-        (
-            ["variants", 0, "algorithm"],
-            "wring",
-            "variants[0] (wring-LL).algorithm: 'wring' ... ring?",
-        ),
-        (
-            ["variants", 0, "collectives", 0],
-            "allreduce",
-            f"{RING}.collectives[0]: 'allreduce' ... all_reduce?",
-        ),
-        (
-            ["networks", "tcpx", "unsupported", 1],
-            "LL129",
-            "networks.tcpx.unsupported[1]: 'LL129' ... LL128?",
-        ),
+        (["variants", 0, "algorithm"], "wring", "variants[0] (wring-LL).algorithm: 'wring' ... ring?"),
+        (["variants", 0, "collectives", 0], "allreduce", f"{RING}.collectives[0]: 'allreduce' ... all_reduce?"),
+        (["networks", "tcpx", "unsupported", 1], "LL129", "networks.tcpx.unsupported[1]: 'LL129' ... LL128?"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path, keys, name, sentence):
@@ -177,11 +161,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one(tmp_path, keys, name, s
 @pytest.mark.parametrize(
     ("keys", "name", "sentence"),
     [
-        (
-            ["generations", "nvlink5"],
-            "nvlnk5",
-            "generations.nvlnk5: ... link technology ... nvlink5?",
-        ),
+        (["generations", "nvlink5"], "nvlnk5", "generations.nvlnk5: ... link technology ... nvlink5?"),
         (["networks", "infiniband"], "ib", "networks.ib: ... link technology ... any, efa,"),
         (
             ["generations", "nvlink5", "max_bus_bandwidth", "nvls"],

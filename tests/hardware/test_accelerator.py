@@ -255,11 +255,7 @@ def test_a_missing_file_is_rejected() -> None:
         (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),
         (("peak",), "989 TFLOP/s", "peak: '989 TFLOP/s' is not a mapping"),
         (("efficiency", "provenance"), "guess", "efficiency.provenance: 'guess' is unknown"),
-        (
-            ("efficiency", "matmul", "peak_fraction"),
-            1.1,
-            "efficiency.matmul.peak_fraction: 1.1 ... share of a peak",
-        ),
+        (("efficiency", "matmul", "peak_fraction"), 1.1, "efficiency.matmul.peak_fraction: 1.1 ... share of a peak"),
         (("efficiency", "matmul", "peak_fraction"), 0, "efficiency.matmul.peak_fraction: 0.0 is not a share"),
         (("efficiency", "matmul", "peak_fraction"), "high", "efficiency.matmul.peak_fraction: 'high' is not a number"),
         (("efficiency", "matmul", "edges"), 1, "matmul.edges: ... efficiency.matmul.edge?"),
@@ -294,11 +290,7 @@ def test_a_missing_file_is_rejected() -> None:
             2,
             "attention_libraries.flash2.backward.peak_fraction: 2",
         ),
-        (
-            ("training_derating", "sustain"),
-            1,
-            "training_derating.sustain: ... training_derating.sustained_ratio?",
-        ),
+        (("training_derating", "sustain"), 1, "training_derating.sustain: ... training_derating.sustained_ratio?"),
         (("description",), "", "description: '' is not a text"),
     ],
 )

@@ -142,11 +142,7 @@ def test_shuffles_are_uniform_in_the_first_position() -> None:
     ("allocation", "gpus", "sentence"),
     [
         (BlockAllocation(PerNode(3)), 6, "placement.per_node: 3 ... node has 2 GPUs ..."),
-        (
-            BlockAllocation(PerDomain(7)),
-            7,
-            "placement.per_domain: 7 ... NVLink domain has 6 GPUs ...",
-        ),
+        (BlockAllocation(PerDomain(7)), 7, "placement.per_domain: 7 ... NVLink domain has 6 GPUs ..."),
         (BlockAllocation(node_ids=(1, 9)), 4, "placement.nodes: there is no node 9; nodes are 0 to 5"),
         (BlockAllocation(node_ids=(1, 0)), 6, "gpus: a job of 6 does not fit; placement leaves it 4 GPUs"),
         (BlockAllocation(), 5, "gpus: 5 GPUs ... multiple of the 2 ... 4 or 6 ..."),

@@ -181,10 +181,7 @@ def test_more_nics_than_gpus_act_as_one_wider_nic_each(rails):
         ({"fabric.leaf.oversubscription": 0}, "0 is not a number above 0"),
         ({"fabric.leaf.oversubscription": "1:7"}, "'1:7' is not a number above 0"),
         ({"fabric.ecmp": "hash"}, "did you mean hashed"),
-        (
-            {"accelerator": "h100"},
-            r"accelerator:.*'h100'.*h100-sxm-80gb\?",
-        ),
+        ({"accelerator": "h100"}, r"accelerator:.*'h100'.*h100-sxm-80gb\?"),
         ({"library": "ncl"}, r"library: there is no library 'ncl'; did you mean nccl\?"),
         ({"fabric.spine.oversub": 7}, r"unknown key; did you mean fabric.spine.oversubscription\?"),
         ({"gpus": "many"}, "gpus: 'many' is not a whole number"),

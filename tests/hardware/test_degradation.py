@@ -148,10 +148,7 @@ def test_unused_gpus_may_be_disconnected():
         (("leaf9.0", "spine0.0"), "there is no leaf9.0; there are leaf0.0 to leaf4.3"),
         (("leaf0.4", "spine0.0"), "there is no leaf0.4; there are leaf0.0 to leaf4.3"),
         (("loaf0.0", "spine0.0"), "there is no loaf0.0 ... gpu0, nvswitch0, nic0.0,"),
-        (
-            ("leaf0.0", "spine1.0"),
-            "no link ... leaf0.0 to spine1.0 ... leaf0.0 ... nic0.0, nic1.0,",
-        ),
+        (("leaf0.0", "spine1.0"), "no link ... leaf0.0 to spine1.0 ... leaf0.0 ... nic0.0, nic1.0,"),
         (("gpu99", "nvswitch0"), "there is no gpu99; there are gpu0 to gpu35"),
     ],
 )

@@ -296,11 +296,7 @@ def test_a_zero_launch_time_is_allowed(content: dict[str, Any], written: Callabl
         (("host", "launch"), 10, "host.launch: 10 has no unit"),
         (("host", "launch"), "-1 us", "host.launch: '-1 us' is "),
         (("host", "lunch"), "1 us", "host.lunch: unknown key; did you mean host.launch?"),
-        (
-            ("host", "measured_host_use"),
-            "dtensor",
-            "host.measured_host_use: 'dtensor' ... eager, nothing, torch",
-        ),
+        (("host", "measured_host_use"), "dtensor", "host.measured_host_use: 'dtensor' ... eager, nothing, torch"),
         (("hosts",), {}, "hosts: unknown key; did you mean host?"),
         (("host",), "10 us", "host: '10 us' is not a mapping"),
         (("description",), "", "description: '' is not a text"),

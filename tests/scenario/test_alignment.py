@@ -41,10 +41,7 @@ def test_aligned_dimensions_do_not_warn(cluster: str) -> None:
             {"vocab": 50258},
             "model.vocab 50258: ... 25129 ... tp 2 ... 16 bytes ... 2.6 times ... a100-sxm-80gb; 50256 or 50272",
         ),
-        (
-            {"head_dim": 120},
-            "model.head_dim 120: ... a100-sxm-80gb ... 128; 96 or 128",
-        ),
+        ({"head_dim": 120}, "model.head_dim 120: ... a100-sxm-80gb ... 128; 96 or 128"),
     ],
 )
 def test_misaligned_dimensions_suggest_aligned_ones(sizes: dict[str, int], sentence: str) -> None:

@@ -40,11 +40,7 @@ def only_warning(mapping: dict[str, Any], *overrides: str) -> str:
         ("dgx-a100", "h100-sxm-80gb", "nvlink3 ... nvlink4, NVLink of 300 GB/s ... 450 GB/s"),
         ("mi300x", "mi355x", "NVLink of 448 GB/s ... 535.5 GB/s; mi355x"),
         ("dgx-h100", "mi300x", "nvlink4 links instead of xgmi4"),
-        (
-            "gb200-nvl72",
-            "b200-sxm-180gb",
-            "NVLink domains of 72 ... 8; aws-p6-b200, gcp-a4, hgx-b200 and 1 more",
-        ),
+        ("gb200-nvl72", "b200-sxm-180gb", "NVLink domains of 72 ... 8; aws-p6-b200, gcp-a4, hgx-b200 and 1 more"),
     ],
 )
 def test_mismatched_accelerator_names_matching_clusters(

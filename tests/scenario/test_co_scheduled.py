@@ -128,10 +128,7 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
         ({"scenario": OTHER_JOB, "placement": {"nodes": 1}}, "GPUs 8-15 are this job's already; free are GPUs 16-23"),
         ({"scenario": OTHER_JOB, "placement": {"order": "15-22"}}, "jobs.0.placement: GPU 15 is this job's already"),
         ({"scenario": OTHER_JOB, "placement": {"order": "16-17"}}, "names 2 GPUs, but the job has 8 ranks"),
-        (
-            {"scenario": with_sections(OTHER_JOB, cluster="dgx-a100")},
-            "job: cluster:.*dgx-a100.*dgx-h100",
-        ),
+        ({"scenario": with_sections(OTHER_JOB, cluster="dgx-a100")}, "job: cluster:.*dgx-a100.*dgx-h100"),
         (
             {"scenario": with_sections(OTHER_JOB, cluster={"name": "dgx-h100", "accelerator": "h200-sxm-141gb"})},
             r"job: cluster\.accelerator: differs.*leave it out",

@@ -21,10 +21,7 @@ Refusal = Callable[..., str]
         (["layout.pp=3"], "tp 4 x cp 1 x pp 3 x dp 8 = 96 ranks ... 64 GPUs; pp 2"),
         (["layout.tp=3"], "tp 3 x cp 1 x pp 2 x dp 8 = 48 ranks ... 64 GPUs; tp 4"),
         (["layout.tp=64", "layout.pp=1", "layout.dp=1"], "layout.tp: 64 does not divide the 32 heads"),
-        (
-            ["model.heads=30", "model.kv_heads=10"],
-            "layout.tp: 4 ... 30 heads of llama3-8b; tp 2 with dp 16",
-        ),
+        (["model.heads=30", "model.kv_heads=10"], "layout.tp: 4 ... 30 heads of llama3-8b; tp 2 with dp 16"),
         (["model.kv_heads=7"], "heads 32 ... kv_heads 7; kv_heads 4 or 8"),
         (["model.ffn=14338"], "layout.tp: 4 does not divide ffn 14338"),
         # Megatron-LM pads to a multiple of 128 x tp = 512: 50,257 becomes 99 x 512 = 50,688
@@ -33,10 +30,7 @@ Refusal = Callable[..., str]
         (["model.layers=1", "layout.pp=2", "schedule.interleaved.chunks=4"], "has only 1 layers"),
         (["layout.layers_per_stage=[16, 15]"], "2 stages with 31 layers, but pp 2 x 1 chunks = 2 stages"),
         (["layout.layers_per_stage=[8, 8, 16]"], "3 stages with 32 layers; "[:-2]),
-        (
-            ["training.global_batch=100"],
-            "100 ... multiple of dp 8 x microbatch 1 = 8; global_batch 96 or 104",
-        ),
+        (["training.global_batch=100"], "100 ... multiple of dp 8 x microbatch 1 = 8; global_batch 96 or 104"),
         (["training.global_batch=4"], "4 sequences ... at most 4 data-parallel ranks ... microbatches of 1"),
         (
             ["training.sequence=8190", "layout.sequence_parallel=true"],

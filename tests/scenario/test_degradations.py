@@ -147,20 +147,14 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ("nics={gpu: 64, bandwidth: 0.5}", "nics.0: there is no GPU 64"),
         ("nics={gpu: 6, bandwidth: 1000}", "nics.0.bandwidth: 1,000 ... 100 %"),
         ("links={between: [leaf0.0, spine0.9], dead: true}", "links.0: there is no spine0.9; there are spine0.0"),
-        (
-            "links={between: [leaf0.0], dead: true}",
-            "links.0.between: ['leaf0.0'] ... [leaf0.0, spine0.0]",
-        ),
+        ("links={between: [leaf0.0], dead: true}", "links.0.between: ['leaf0.0'] ... [leaf0.0, spine0.0]"),
         (
             "links={from: leaf0.0, dead: true}",
             "links.0: names no link; write between: [leaf0.0, spine0.0], or from and to",
         ),
         ("links={between: [leaf0.0, spine0.0]}", "links.0: needs bandwidth ... or dead: true"),
         ("links={between: [a, b], from: a, dead: true}", "links.0: has both between and from or to; keep one"),
-        (
-            "links={between: [gpu0, nvswitch0], bandwidth: 0}",
-            "links.0.bandwidth: 0 ... 0.001 and 1; write dead: true",
-        ),
+        ("links={between: [gpu0, nvswitch0], bandwidth: 0}", "links.0.bandwidth: 0 ... 0.001 and 1; write dead: true"),
         ("links={between: [gpu0, nvswitch0], dead: false}", "links.0.dead: false is what links are anyway"),
         ("links={between: [gpu0, nvswitch0], dead: 2}", "links.0: it is a single link, of which 2 cannot be dead"),
         ("slow={gpus: 0-1000000000000, speed: 0.9}", "slow.0: there is no GPU 64; GPUs are 0 to 63"),
@@ -170,10 +164,7 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
         ("jitter={std: 1 %, seed: 1e9}", "jitter.seed: '1e9' is a text in YAML; write 1000000000"),
         ("jitter={std: 1e-3}", "jitter.std: '1e-3' is a text in YAML; write 1.0e-3 or 0.001"),
         ("nics={gpu: 6}", "nics.0: needs bandwidth ... or dead: true, and not both"),
-        (
-            "nics={gpu: 6, bandwidth: 0.5, dead: true}",
-            "nics.0: needs bandwidth ... or dead: true,",
-        ),
+        ("nics={gpu: 6, bandwidth: 0.5, dead: true}", "nics.0: needs bandwidth ... or dead: true,"),
         ("nics={gpu: 6, bandwidth: 0}", "nics.0.bandwidth: 0 ... 0.001 and 1; write dead: true"),
         ("nics={gpu: 6, bandwidth: 120 %}", "nics.0.bandwidth: '120 %' is not between 0.1 % and 100 %"),
         ("nics={gpu: 6, dead: 2}", "nics.0.dead: 2 is not true; write dead: true"),
@@ -243,15 +234,9 @@ def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> Non
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        (
-            "degradations.slow={gpu: 1, speed: 9}",
-            "degradations.slow.0.speed: 9 ... 9 % (or 900 %)",
-        ),
+        ("degradations.slow={gpu: 1, speed: 9}", "degradations.slow.0.speed: 9 ... 9 % (or 900 %)"),
         ("degradations.slow={gpu: 1, speed: 50}", "degradations.slow.0.speed: 50 ... write 50 %"),
-        (
-            "degradations.nics={gpu: 1, bandwidth: 50}",
-            "degradations.nics.0.bandwidth: 50 ... write 50 %",
-        ),
+        ("degradations.nics={gpu: 1, bandwidth: 50}", "degradations.nics.0.bandwidth: 50 ... write 50 %"),
         (
             "degradations.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
             "degradations.links.0.bandwidth: 2 is more than all",

@@ -54,10 +54,7 @@ def test_expert_communication_overlaps_by_default() -> None:
         (["layout.pp=2"], r"layout\.pp: 2.*dualpipe.*pairs.*pp 4"),
         (["layout.pp=1"], "layout.pp: 1, .*; pp 4 fits"),
         (["training.global_batch=56"], "needs as many microbatches each way, 16 in all, not 14"),
-        (
-            ["training.global_batch=60"],
-            "multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; global_batch 64",
-        ),
+        (["training.global_batch=60"], "multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; global_batch 64"),
         (["training.global_batch=4"], "feed at most 4 .* microbatches of 1, but dp is 4 x 2 ways of dualpipe"),
         (["layout.ep=8"], "8 x etp 1 does not divide the 4 ranks of tp x cp x dp"),
         (["layout.pp=32", "layout.ep=1"], "pp 32 x 1 chunks = 32 stages, .* has only 16 layers"),

@@ -64,10 +64,7 @@ def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> 
         ("pue=0.9", ["economics.pue: 0.9 is not between 1 and 10"]),
         ("pue=.nan", ["economics.pue: nan is not between 1 and 10"]),
         ("pue=20 %", ["economics.pue: '20 %' is not between"]),
-        (
-            "carbon_intensity=400",
-            ["economics.carbon_intensity: 400 ... no unit ... '400 g/kWh'"],
-        ),
+        ("carbon_intensity=400", ["economics.carbon_intensity: 400 ... no unit ... '400 g/kWh'"]),
         ("carbon_intensity=-1 g/kWh", ["'-1 g/kWh' is below zero"]),
         ("tokens=0", ["0 is not a number of tokens above zero; write e.g. 15.6T"]),
         ("tokens=.nan", ["nan is not a number of tokens"]),

@@ -109,10 +109,7 @@ def test_nope_layers_repeat() -> None:
         ("{preset: gpt3-1.3b, no_rope_freq: 4}", r"no_rope_freq 4.*rotary positions; gpt3-1\.3b.*learned"),
         ("{preset: llama3-8b, block: serial}", "model.block: 'serial' is unknown; choose one of parallel"),
         ("{preset: llama3-8b, qk_norm: often}", r"model\.qk_norm: 'often'.*true, false, heads or whole"),
-        (
-            "{preset: gpt3-1.3b, rotary_percent: 0.5}",
-            r"rotary_percent.*rotary positions; gpt3-1\.3b.*learned",
-        ),
+        ("{preset: gpt3-1.3b, rotary_percent: 0.5}", r"rotary_percent.*rotary positions; gpt3-1\.3b.*learned"),
         ("{preset: llama3-8b, rotary_percent: 1.5}", "model.rotary_percent: 1.5 is more than all of it"),
         ("{preset: llama3-8b, stack: []}", "stack: has no run"),
         ("{preset: llama3-8b, stack: [{ffn: 64}]}", "model.stack.0.layers: is missing; write layers: 1"),
@@ -158,10 +155,7 @@ def test_layer_partitions_round_trip(written: str, split: object) -> None:
         ("Et*8|t*8|t*8|t*7L", "4 stages with 31 layers, .* llama3-8b has 32 layers; layers_per_stage"),
         ("Et*16||t*8|t*8L", r"layout.layers_per_stage: stage 1 of .* holds nothing; layers_per_stage \\[8, 8, 8, 8\\]"),
         ("uneven", "'u' stands for nothing; .* or write even, "),
-        (
-            "{embedding: true}",
-            "32 layers.*33 slots, which 4 stages do not divide; layers_per_stage",
-        ),
+        ("{embedding: true}", "32 layers.*33 slots, which 4 stages do not divide; layers_per_stage"),
         ("{first: 7}", "7 on rank 0 leave 25 of 32 layers"),
         ("{first: 7, embedding: true}", "says more than one of"),
         ("{frst: 7}", r"layout\.layers_per_stage\.frst:.*first\?"),

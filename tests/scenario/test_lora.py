@@ -69,10 +69,7 @@ def test_target_groups_depend_on_the_model(mapping: dict[str, Any]) -> None:
         ("{rank: 8, ranks: 9}", "training.lora.ranks: unknown key; did you mean rank"),
         # keys are 8 x 128 = 1,024 wide
         ("{rank: 1028, targets: [k]}", "training.lora.rank: 1028 ... 1024 inputs or outputs"),
-        (
-            "{rank: 6}",
-            "training.lora.rank: 6 ... tp 4 ... rank 4 or 8",
-        ),
+        ("{rank: 6}", "training.lora.rank: 6 ... tp 4 ... rank 4 or 8"),
     ],
 )
 def test_invalid_lora_is_rejected_with_a_correction(refusal: Refusal, lora: str, sentence: str) -> None:

@@ -117,16 +117,10 @@ def test_scenario_round_trip(name: str) -> None:
             "{preset: mixtral-8x7b, experts: {interleave_moe_layer_step: 33}}",
             r"experts.interleave_moe_layer_step: 33 is above the 32 layers",
         ),
-        (
-            "{preset: mistral-7b, experts: {top_k: 2}}",
-            r"experts: missing keys: count.*\{count: 8, top_k: 2\}",
-        ),
+        ("{preset: mistral-7b, experts: {top_k: 2}}", r"experts: missing keys: count.*\{count: 8, top_k: 2\}"),
         ("{preset: mistral-7b, experts: 8}", r"experts: missing keys: top_k.*\{count: 8, top_k: 2\}"),
         ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
-        (
-            "{preset: mixtral-8x7b, experts: {num_groups: 3}}",
-            "num_groups 3.*8 experts; num_groups 2 or 4",
-        ),
+        ("{preset: mixtral-8x7b, experts: {num_groups: 3}}", "num_groups 3.*8 experts; num_groups 2 or 4"),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 4, group_topk: 5}}",
             r"group_topk 5 is above the 4 groups; group_topk 4 fits",
@@ -144,10 +138,7 @@ def test_scenario_round_trip(name: str) -> None:
             r"capacity_factor 4.5 is above 4, at which every "
             r"expert takes",
         ),
-        (
-            "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
-            r"stack: ffn.*dense MLP.*experts\.ffn",
-        ),
+        ("{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}", r"stack: ffn.*dense MLP.*experts\.ffn"),
         (
             f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{MOE_OPTIONS}}}}}]}}",
             r"stack: has both ffn and experts.ffn",
@@ -233,11 +224,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
             {"expert_load": {"tokens_per_expert": [0] * 8}},
             r"tokens_per_expert: list 1 has no tokens at all",
         ),
-        (
-            {"ep": 8},
-            {"expert_load": {"tokens_per_expert": []}},
-            r"tokens_per_expert: \[\].*\[\[120",
-        ),
+        ({"ep": 8}, {"expert_load": {"tokens_per_expert": []}}, r"tokens_per_expert: \[\].*\[\[120"),
         ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0\.1.*0 and 10; 0\.3"),
         (
             {"ep": 8},
@@ -250,11 +237,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         ({"ep": 8, "data": {"hsdp": {"shard": 4}}}, {}, r"shard 4 x tp 1 = 4 ranks are one copy .*; ep 4 fits"),
         ({"ep": 4, "data": {"hsdp": {"shard": 4}}}, {}, None),
         ({"ep": 8, "data": {"zero": {"stage": 1, "shard": 4}}}, {}, r"which ep 8 x etp 1 does not divide; ep 4 fits"),
-        (
-            {"ep": 8, "pp": 8, "data": "fsdp"},
-            PARAMETER_OFFLOAD,
-            "ep 8 x etp 1 leaves nothing.*optimizer: true",
-        ),
+        ({"ep": 8, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, "ep 8 x etp 1 leaves nothing.*optimizer: true"),
         ({"ep": 4, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, None),
         ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3.*model\.experts; fsdp and zero3"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets attention fits"),

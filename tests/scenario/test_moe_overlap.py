@@ -54,10 +54,7 @@ def test_dualpipev_overlaps_by_default() -> None:
             ["layout.dispatcher=allgather"],
             "dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or deepep_uccl or hybridep",
         ),
-        (
-            ["schedule=bfs"],
-            "schedule bfs has not; schedule interleaved or dualpipev",
-        ),
+        (["schedule=bfs"], "schedule bfs has not; schedule interleaved or dualpipev"),
         (
             ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
             "several chunks.*schedule 1f1b has one; schedule interleaved or dualpipev",

@@ -149,10 +149,7 @@ def test_channel_limits_warn_about_their_scope(mapping: dict[str, Any]) -> None:
         ("NCCL_ALG=Ring", "cost.nccl.NCCL_ALG: unknown key; did you mean NCCL_ALGO?"),
         ("NCCL_ALGO=Rng", "cost.nccl.NCCL_ALGO: 'rng' ... ring?"),
         ("NCCL_ALGO=[Ring]", "cost.nccl.NCCL_ALGO: ['Ring'] ... list; write e.g. tree, ring"),
-        (
-            "NCCL_ALGO=all_reduce:ring",
-            "cost.nccl.NCCL_ALGO: 'all_reduce' ... mean",
-        ),
+        ("NCCL_ALGO=all_reduce:ring", "cost.nccl.NCCL_ALGO: 'all_reduce' ... mean"),
         ("NCCL_ALGO=ring;tree", "cost.nccl.NCCL_ALGO: 'tree' names no collective ... first entry"),
         ("NCCL_PROTO=LL64", "cost.nccl.NCCL_PROTO: 'll64' ... mean"),
         ("NCCL_NVLS_ENABLE=3", "cost.nccl.NCCL_NVLS_ENABLE: 3 ... largest ... 2"),

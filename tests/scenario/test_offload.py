@@ -83,11 +83,7 @@ def test_offload_round_trip_and_changes() -> None:
         ({"activations": "some"}, {}, "training.offload.activations: 'some' ... all ... number"),
         ({"activations": 0}, {}, "activations: 0 is not a number of layers from 1 to 10,000"),
         ({"activations": "150 %"}, {}, "'150 %' is not between 0 % and 100 %"),
-        (
-            {"activations": 5},
-            {},
-            "training.offload.activations: 5 layers ... 4; write 4 at most, or all",
-        ),
+        ({"activations": 5}, {}, "training.offload.activations: 5 layers ... 4; write 4 at most, or all"),
         ({"activations": {"layers": 1, "ahead": 1}}, {}, "training.offload.activations.ahead: unknown key"),
         ({"optimizer": 2}, {}, "training.offload.optimizer: 2 ... write 2 %"),
         ({"optimizer": "-5 %"}, {}, "'-5 %' is not between 0 % and 100 %"),

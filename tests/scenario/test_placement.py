@@ -111,10 +111,7 @@ def test_placement_round_trip_and_changed_keys(mapping: dict[str, Any], placemen
         ("{per_node: 9}", "cluster.placement.per_node: 9 ... node has 8 GPUs"),
         ("{per_domain: 9}", "cluster.placement.per_domain: 9 ... NVLink domain has 8 GPUs"),
         ("{per_node: 0}", "cluster.placement.per_node: 0 ... smallest ... 1"),
-        (
-            "{per_node: 6}",
-            "cluster.gpus: 16 GPUs ... multiple of the 6 ... 12 or 18",
-        ),
+        ("{per_node: 6}", "cluster.gpus: 16 GPUs ... multiple of the 6 ... 12 or 18"),
         ("{per_nod: 6}", "cluster.placement.per_nod: ... per_node?"),
         ("{per_node: 4, per_domain: 4}", "cluster.placement: ... both per_node and per_domain; keep one"),
         ("{nodes: [0, 0]}", "cluster.placement.nodes: node 0 comes twice; keep one"),

@@ -79,11 +79,7 @@ def test_casts_depend_on_accelerator_and_sharding() -> None:
         ("fp9", "dgx-h100", "'fp9' is unknown; did you mean fp8?"),
         ("mxfp4", "dgx-h100", "'mxfp4' is unknown; did you mean mxfp8?"),
         ("fp8", "dgx-a100", "a100-sxm-80gb has no fp8 peak ... fp32, tf32, bf16, fp16; b200-sxm-180gb,"),
-        (
-            {"compute": "bf16", "num_layers_at_start_in_bf16": 1},
-            "dgx-h100",
-            "num_layers_at_start_in_bf16 ... mxfp8",
-        ),
+        ({"compute": "bf16", "num_layers_at_start_in_bf16": 1}, "dgx-h100", "num_layers_at_start_in_bf16 ... mxfp8"),
         ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has nothing in mxfp8; bf16 or fp8 fits"),
         (
             {"compute": "fp8", "attention": "fp8"},

@@ -273,28 +273,19 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 ... largest ... 3"),
-        (
-            "layout.data={ddp: {}, fsdp: {}}",
-            "layout.data: ... exactly one of ddp, fsdp, hsdp, zero, deepspeed_zero3,",
-        ),
+        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: ... exactly one of ddp, fsdp, hsdp, zero, deepspeed_zero3,"),
         ("layout.schedule=gpipe", "layout.schedule: ... schedule, a key of the whole file?"),
         ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
         ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 ... mapping ... {shard: 64}"),
         ("layout.data={zero: 3}", "layout.data.zero: 3 ... mapping ... {stage: 1}, 2 or 3"),
         ("layout.data.hsdp.shard=0", "layout.data.hsdp.shard: 0 ... smallest ... 1"),
-        (
-            "layout.data={hsdp: {shard: 3}}",
-            "layout.data: shard 3 ... 8 ranks (dp 8)",
-        ),
+        ("layout.data={hsdp: {shard: 3}}", "layout.data: shard 3 ... 8 ranks (dp 8)"),
         ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
         (
             "layout.data={fsdp: {zero_hpz_partition_size: 9}}",
             "layout.data: zero_hpz_partition_size 9 ... 8 ranks (dp 8)",
         ),
-        (
-            "layout.data={fsdp: {zero_hpz_partition_size: 2}}",
-            "none ... pipeline ... parameters ... stay); leave it",
-        ),
+        ("layout.data={fsdp: {zero_hpz_partition_size: 2}}", "none ... pipeline ... parameters ... stay); leave it"),
         (
             "layout={tp: 4, dp: 16, data: {fsdp: {zero_hpz_partition_size: 2, reshard_after_forward: false}}}",
             "zero_hpz_partition_size 2 ... backward's gathers ... (reshard_after_forward is false)",
@@ -314,10 +305,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ),
         ("layout.data={zero: {stage: 1, reduce: last_microbatch}}", "reduce is of ZeRO stage 2 and 3; this is 1"),
         ("layout.data={fsdp: {reduce: last}}", "'last' is unknown; did you mean last_microbatch?"),
-        (
-            "layout.data={ddp: {bucket: megatrn}}",
-            "'megatrn' ... number and a unit ... '80 GiB', or megatron",
-        ),
+        ("layout.data={ddp: {bucket: megatrn}}", "'megatrn' ... number and a unit ... '80 GiB', or megatron"),
         ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
         ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 ... largest ... 1,048,576"),
         ("training=3", "training: 3 is not a mapping of keys to values"),
@@ -336,10 +324,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
             "layout.async_tensor_model_parallel_allreduce=3",
             "layout.async_tensor_model_parallel_allreduce: 3 ... true nor false",
         ),
-        (
-            "framework=",
-            "framework: nothing ... mapping ... name, version, recipe, cuda_graphs",
-        ),
+        ("framework=", "framework: nothing ... mapping ... name, version, recipe, cuda_graphs"),
     ],
 )
 def test_wrong_values_are_rejected_with_valid_ones(refusal: Refusal, override: str, sentence: str) -> None:

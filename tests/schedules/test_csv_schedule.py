@@ -40,18 +40,9 @@ def test_built_in_orders_survive_csv_with_their_placement(name: str, ranks: int,
             "0F0,,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
             "my.csv deadlocks: my.csv, row 1, cell 3 (0B0) waits for 1B0 ... my.csv, row 2, cell 1 (1F1) waits for 0F1",
         ),
-        (
-            "0F0,0B0\n1F0,,7F0,1B0\n",
-            "my.csv, row 2, cell 3: stage 7 ... no row has stage 2 ... from 0 ...",
-        ),
-        (
-            "0F0,0B0\n,0F0,1B0\n",
-            "my.csv, row 2, cell 2: 0F0 ... stage 0, which row 1 has (cell 1) ...",
-        ),
-        (
-            "0F0,0B0\n1F0,1X0\n",
-            "my.csv, row 2, cell 2: '1X0' ... stage, F, B, I or W, and microbatch, such as '0F0'",
-        ),
+        ("0F0,0B0\n1F0,,7F0,1B0\n", "my.csv, row 2, cell 3: stage 7 ... no row has stage 2 ... from 0 ..."),
+        ("0F0,0B0\n,0F0,1B0\n", "my.csv, row 2, cell 2: 0F0 ... stage 0, which row 1 has (cell 1) ..."),
+        ("0F0,0B0\n1F0,1X0\n", "my.csv, row 2, cell 2: '1X0' ... stage, F, B, I or W, and microbatch, such as '0F0'"),
         ("0F0,0B0\n\n1F0,1B0\n", "my.csv, row 2 has no actions ..."),
         ("\n", "my.csv has no rows ... such as 0F0,0B0"),
         (
