@@ -11,24 +11,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
-from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import ScheduleTraits, require_positive
+from clustersim.schedules.schedule import OneStagePerRank
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe(ScheduleTraits):
+class GPipe(OneStagePerRank):
     """All forwards, then all backwards. Any number of microbatches is legal."""
 
     has_whole_backwards: ClassVar[bool] = True
     name: ClassVar[str] = "gpipe"
-
-    def placement(self, ranks: int) -> Placement:
-        """One stage on each rank."""
-        return looped_placement(ranks)
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""

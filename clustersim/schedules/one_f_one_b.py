@@ -11,26 +11,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clustersim.program.action import BACKWARD, FORWARD, Action, PipelineOrder
-from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.interleave_1f1b import interleave_1f1b
-from clustersim.schedules.schedule import ScheduleTraits, require_positive
+from clustersim.schedules.schedule import OneStagePerRank
 
 
 @dataclass(frozen=True, slots=True)
-class OneFOneB(ScheduleTraits):
+class OneFOneB(OneStagePerRank):
     """One forward, one backward. Any number of microbatches is legal; fewer than ranks only shorten the warm-up."""
 
     has_whole_backwards: ClassVar[bool] = True
     is_periodic: ClassVar[bool] = True
     name: ClassVar[str] = "1f1b"
-
-    def placement(self, ranks: int) -> Placement:
-        """One stage on each rank."""
-        return looped_placement(ranks)
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank, in execution order; ranks: size of the pipeline."""

@@ -4,7 +4,7 @@ from typing import ClassVar, Protocol
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder
-from clustersim.program.placement import Placement
+from clustersim.program.placement import Placement, looped_placement
 
 
 class ScheduleTraits:
@@ -75,3 +75,17 @@ def require_positive(ranks: int, microbatches: int) -> None:
         raise InputError(f"a pipeline of {ranks} ranks cannot be scheduled; 1 is the fewest")
     if microbatches < 1:
         raise InputError(f"a pipeline cannot run {microbatches} microbatches; 1 is the fewest")
+
+
+class OneStagePerRank(ScheduleTraits):
+    """Traits of a schedule of pipelines without chunks that supports any number of microbatches."""
+
+    __slots__ = ()
+
+    def placement(self, ranks: int) -> Placement:
+        """One stage on each rank."""
+        return looped_placement(ranks)
+
+    def require_supported(self, ranks: int, microbatches: int) -> None:
+        """Any number of microbatches is legal."""
+        require_positive(ranks, microbatches)

@@ -29,8 +29,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
-from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import ScheduleTraits, require_positive
+from clustersim.schedules.schedule import OneStagePerRank
 from clustersim.schedules.validation import dry_run
 
 _TIME_GRIDS: Final = (3, 5, 10)  # time steps per forward
@@ -52,7 +51,7 @@ class PassCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubble(ScheduleTraits):
+class ZeroBubble(OneStagePerRank):
     """memory: activations that a rank may hold, in units of p microbatches. Any number of microbatches is supported."""
 
     memory: int
@@ -67,14 +66,6 @@ class ZeroBubble(ScheduleTraits):
     def ends_staggered(self) -> bool:
         """Whether ranks may hold more microbatches than those of 1F1B, and so end one after the other."""
         return self.memory > 1
-
-    def placement(self, ranks: int) -> Placement:
-        """One stage on each rank."""
-        return looped_placement(ranks)
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
