@@ -1,12 +1,18 @@
-"""Hypothesis profiles: how many examples every property is tested with, and which.
+"""Hypothesis profiles: how many examples every property is tested with, and which; and the garbage collector.
 
 Two profiles, deterministic and without deadline. `full` runs as many examples as each test requests
 (`@examples(400)`, else hypothesis's default of 100), `quick` a tenth of them. Quick is the default;
 continuous integration runs every property again with `--hypothesis-profile=full`.
+
+Modules and collected tests live until the end: the garbage collector, which would go through all of them again and
+again, is off while they are collected, and passes over them later.
 """
 
+import gc
+from collections.abc import Generator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 FULL = 100  # percent of the requested examples, and the number of examples by default
@@ -27,3 +33,14 @@ settings.load_profile("quick")
 def examples(max_examples: int, **options: Any) -> settings:
     """Settings with `max_examples` in the full profile, a tenth in the quick one; options: others of `settings`."""
     return settings(max_examples=-(-max_examples * settings.default.max_examples // FULL), **options)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without the garbage collector, and exempt what is there then from it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

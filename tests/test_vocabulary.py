@@ -26,10 +26,38 @@ def sources() -> tuple[Path, ...]:
 
 
 @cache
-def names(path: Path) -> frozenset[str]:
-    """Every name that a module uses or defines."""
-    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
-    return frozenset(token.string for token in tokens if token.type == tokenize.NAME)
+def tokens(path: Path) -> dict[int, frozenset[str]]:
+    """The names of a module, used or defined, and its comments: strings by type of token."""
+    strings: dict[int, set[str]] = {tokenize.NAME: set(), tokenize.COMMENT: set()}
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+        if token.type in strings:
+            strings[token.type].add(token.string)
+    return {kind: frozenset(found) for kind, found in strings.items()}
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def uses_of_names() -> dict[str, set[str]]:
+    """`file: name` of all files that have a name, by name."""
+    uses = defaultdict[str, set[str]](set)
+    for path in sources():
+        for name in tokens(path)[tokenize.NAME]:
+            uses[name].add(f"{path.relative_to(ROOT)}: {name}")
+    return uses
+
+
+@cache
+def uses_of_words() -> dict[str, set[str]]:
+    """`file: name` of all files that have a name of which a word is part, by word."""
+    uses = defaultdict[str, set[str]](set)
+    for name, files in uses_of_names().items():
+        for word in name_words(name):
+            uses[word] |= files
+    return uses
 
 
 @dataclass(frozen=True)
@@ -43,7 +71,7 @@ class Definitions:
 
 @cache
 def definitions(path: Path) -> Definitions:
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    nodes = [*ast.walk(tree(path))]
     return Definitions(
         frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef)),
         tuple(node.name for node in nodes if isinstance(node, ast.ClassDef)),
@@ -62,13 +90,10 @@ def name_words(name: str) -> list[str]:
 
 def sentences(path: Path) -> Iterator[str]:
     """Docstrings, comments and what is printed: strings of several words."""
-    text = path.read_text()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield node.value
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+    yield from tokens(path)[tokenize.COMMENT]
 
 
 @cache
@@ -86,17 +111,13 @@ def prose() -> tuple[tuple[str, str], ...]:
 
 @pytest.mark.parametrize("word", RETIRED["identifiers"])
 def test_no_name_contains_a_retired_word(word: str) -> None:
-    uses = {
-        f"{path.relative_to(ROOT)}: {name}" for path in sources() for name in names(path) if word in name_words(name)
-    }
+    uses = uses_of_words().get(word)
     assert not uses, f"{word} is retired; write {RETIRED['identifiers'][word]}"
 
 
 @pytest.mark.parametrize("word", sorted(set(RETIRED["names"]) - set(RETIRED["file_keys"])))
 def test_no_name_is_a_retired_word(word: str) -> None:
-    uses = {
-        f"{path.relative_to(ROOT)}: {name}" for path in sources() for name in names(path) if name.strip("_") == word
-    }
+    uses = {use for name, files in uses_of_names().items() if name.strip("_") == word for use in files}
     assert not uses, f"{word} says nothing as a name; write {RETIRED['names'][word]}"
 
 

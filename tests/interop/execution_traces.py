@@ -102,51 +102,73 @@ def _split_messages(content: bytes) -> Any:
 def replay(ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> float:
     """Makespan in microseconds of all nodes with their recorded durations."""
     replayer = _Replayer(ranks, groups)
-    pending = [(rank, node) for rank, nodes in enumerate(ranks) for node in nodes]
-    while pending:
-        remaining = [(rank, node) for rank, node in pending if not replayer.run_node(rank, node)]
-        assert len(remaining) < len(pending), f"stuck with {len(remaining)} nodes"
-        pending = remaining
+    replayer.run()
+    left = sum(map(len, ranks)) - sum(map(len, replayer.ends))
+    assert not left, f"stuck with {left} nodes"
     return max(max(end.values()) for end in replayer.ends)
 
 
 class _Replayer:
-    """A collective begins when all members have arrived; a message arrives when its sender has sent it."""
+    """A collective begins when all members have arrived; a message arrives when its sender has sent it.
+
+    blocked: how many dependencies of each node have not ended; waiting: nodes at a collective, or for a message.
+    """
 
     def __init__(self, ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> None:
-        self.groups = groups
+        self.ranks, self.groups = ranks, groups
         self.ends: list[dict[int, float]] = [{} for _ in ranks]
-        self.arrived: dict[tuple[int, ...], float] = {}
-        self.arrivals: dict[tuple[int, int], dict[int, float]] = {}
+        self.blocked = [{node.id: len(node.deps) for node in nodes} for nodes in ranks]
+        self.successors: list[dict[int, list[DecodedNode]]] = [{} for _ in ranks]
+        self.waiting: dict[tuple[int, ...], list[tuple[int, DecodedNode]]] = {}
+        self.sent: dict[tuple[int, ...], float] = {}
         self.collective_ids: dict[tuple[int, int], tuple[int, int]] = {}  # of a node: its group's, and which of that
         for rank, nodes in enumerate(ranks):
             call_counts: dict[int, int] = {}
-            for node in (decoded_node for decoded_node in nodes if decoded_node.type == COLLECTIVE):
-                group = int(node.attr["pg_name"])
-                self.collective_ids[rank, node.id] = group, call_counts.setdefault(group, 0)
-                call_counts[group] += 1
+            for node in nodes:
+                for dep in node.deps:
+                    self.successors[rank].setdefault(dep, []).append(node)
+                if node.type == COLLECTIVE:
+                    group = int(node.attr["pg_name"])
+                    self.collective_ids[rank, node.id] = group, call_counts.setdefault(group, 0)
+                    call_counts[group] += 1
 
-    def run_node(self, rank: int, node: DecodedNode) -> bool:
-        """Run a node if its dependencies have ended; return whether it ran."""
-        ends = self.ends[rank]
-        if any(dep not in ends for dep in node.deps):
-            return False
-        begin = self.start_time(rank, node, max((ends[item] for item in node.deps), default=0.0))
-        if begin is None:
-            return False
-        ends[node.id] = begin + node.duration
-        if node.type == SEND:
-            self.arrived[rank, node.attr["comm_dst"], node.attr["comm_tag"]] = ends[node.id]
-        return True
+    def run(self) -> None:
+        """Run nodes whose dependencies have ended until there is none."""
+        ready = [(rank, node) for rank, nodes in enumerate(self.ranks) for node in nodes if not node.deps]
+        while ready:
+            for rank, node in self.started_nodes(*ready.pop()):
+                for successor in self.successors[rank].get(node.id, ()):
+                    self.blocked[rank][successor.id] -= 1
+                    if not self.blocked[rank][successor.id]:
+                        ready.append((rank, successor))
 
-    def start_time(self, rank: int, node: DecodedNode, ready: float) -> float | None:
-        """Start time of a node that is ready at a time; None if a peer has not arrived yet."""
+    def started_nodes(self, rank: int, node: DecodedNode) -> list[tuple[int, DecodedNode]]:
+        """Nodes that end now that the dependencies of this one have: itself, its peers, the receiver of its message."""
+        if node.type == COLLECTIVE:
+            collective_id = self.collective_ids[rank, node.id]
+            members = self.waiting.setdefault(collective_id, [])
+            members.append((rank, node))
+            is_complete = len(members) == len(self.groups[collective_id[0]])
+            return self.end_nodes(members, max(self.ready_time(*member) for member in members)) if is_complete else []
         if node.type == RECEIVE:
-            sent = self.arrived.get((node.attr["comm_src"], rank, node.attr["comm_tag"]))
-            return None if sent is None else max(ready, sent)
-        if node.type != COLLECTIVE:
-            return ready
-        collective_id = self.collective_ids[rank, node.id]
-        group_arrivals = self.arrivals.setdefault(collective_id, {})
-        group_arrivals[rank] = ready
-        return max(group_arrivals.values()) if len(group_arrivals) == len(self.groups[collective_id[0]]) else None
+            message = node.attr["comm_src"], rank, node.attr["comm_tag"]
+            if message not in self.sent:
+                self.waiting[message] = [(rank, node)]
+                return []
+            return self.end_nodes([(rank, node)], max(self.ready_time(rank, node), self.sent[message]))
+        ended = self.end_nodes([(rank, node)], self.ready_time(rank, node))
+        if node.type == SEND:
+            message = rank, node.attr["comm_dst"], node.attr["comm_tag"]
+            self.sent[message] = self.ends[rank][node.id]
+            ended += [end for receiver in self.waiting.pop(message, []) for end in self.started_nodes(*receiver)]
+        return ended
+
+    def ready_time(self, rank: int, node: DecodedNode) -> float:
+        """When the last dependency of a node has ended."""
+        return max((self.ends[rank][dep] for dep in node.deps), default=0.0)
+
+    def end_nodes(self, started: list[tuple[int, DecodedNode]], begin: float) -> list[tuple[int, DecodedNode]]:
+        """Nodes that start at once, with their ends noted."""
+        for rank, node in started:
+            self.ends[rank][node.id] = begin + node.duration
+        return list(started)

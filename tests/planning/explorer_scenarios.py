@@ -140,6 +140,7 @@ SECONDARY_SHARD_SCENARIO: Final = {
 }
 """Backward gathers from a secondary shard, where there is no pipeline."""
 SAMPLE_COUNT: Final = 250
+FEW_SAMPLES: Final = 80
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
     "BF16 with BF16 gradients": "{compute: bf16, gradients: bf16}",
@@ -150,10 +151,11 @@ _ZERO_STRATEGIES: Final = ("ddp", "zero1", "zero2", "zero3")
 
 @dataclass(frozen=True)
 class ExploredScenario:
-    """A scenario and the data of its explorer page."""
+    """A scenario and the data of its explorer page; sample_count: how many random settings tests take of it."""
 
     scenario: Scenario
     exploration: ExplorerData
+    sample_count: int = SAMPLE_COUNT
 
     def random_settings(self, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Random settings of the page's controls; some keep the scenario's values."""
@@ -169,7 +171,7 @@ class ExploredScenario:
     def legal_settings(self) -> list[tuple[dict[str, Any], Scenario]]:
         """The legal ones of the random settings, with their scenarios."""
         legal = []
-        for page_settings in self.random_settings(SAMPLE_COUNT, seed=1):
+        for page_settings in self.random_settings(self.sample_count, seed=1):
             with suppress(InputError):
                 legal.append((page_settings, self.with_settings(page_settings)))
         return legal
@@ -251,5 +253,6 @@ def explore_scenario(name: str, *, all_choices: bool = True) -> ExploredScenario
             "adapters": LORA_SCENARIO,
         }[name]
     )
+    samples = SAMPLE_COUNT if all_choices else FEW_SAMPLES
     with nullcontext() if all_choices else few_choices():
-        return ExploredScenario(scenario, explorer_data.build_exploration_tables(scenario))
+        return ExploredScenario(scenario, explorer_data.build_exploration_tables(scenario), samples)

@@ -29,7 +29,6 @@ from tests.planning.explorer_page import ZERO_STAGES, ExplorerPage
 from tests.planning.explorer_scenarios import (
     MIXED_SCENARIOS,
     MOE_SCENARIOS,
-    SAMPLE_COUNT,
     SCENARIOS,
     ExploredScenario,
     explore_scenario,
@@ -56,7 +55,7 @@ def explored(request: Any) -> ExploredScenario:
 def test_violations_match_the_error_messages(explored: ExploredScenario) -> None:
     """Message by message."""
     page, legal, seen_keys = ExplorerPage(explored.exploration), 0, Counter[str]()
-    for settings in explored.random_settings(SAMPLE_COUNT):
+    for settings in explored.random_settings(explored.sample_count):
         problems = page.problems(settings)
         try:
             explored.with_settings(settings)
@@ -65,7 +64,7 @@ def test_violations_match_the_error_messages(explored: ExploredScenario) -> None
         except InputError as error:
             assert [*map(without_remedy, problems)] == [*map(without_remedy, error_problems(error))], settings
             seen_keys.update(line.split(":")[0] for line in problems)
-    assert legal > SAMPLE_COUNT // 10
+    assert legal > explored.sample_count // 10
     assert {"layout", "training.global_batch"} <= set(seen_keys)
     assert {"layout.tp", "layout.ep"} & set(seen_keys)
 

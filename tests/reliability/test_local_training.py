@@ -24,7 +24,7 @@ from clustersim.reliability.link_cuts import LinkCuts
 from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import peak_memory_use
-from clustersim.results.outer_rounds import ReplicaOutages
+from clustersim.results.outer_rounds import OuterRounds, ReplicaOutages
 from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import OuterFormat
 from clustersim.simulation import simulate
@@ -57,37 +57,52 @@ def scenario(folder: Path, *overrides: str, gpus: tuple[int, ...] = (16, 16), **
     return Scenario.from_mapping(mapping, overrides)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> OuterRounds:
+    """The rounds of the scenario without overrides."""
+    return simulate_local_training(scenario(tmp_path_factory.mktemp("plain")))
+
+
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> OuterRounds:
+    """The same, with the settings that reach 90 %."""
+    return simulate_local_training(scenario(tmp_path_factory.mktemp("chosen")), utilization=0.9)
+
+
+@pytest.fixture(scope="module")
+def two_fragments(tmp_path_factory: pytest.TempPathFactory) -> OuterRounds:
+    """The rounds where halves of the layers are exchanged in turn."""
+    return simulate_local_training(scenario(tmp_path_factory.mktemp("fragments"), "diloco.fragments=2"))
+
+
 def without_diloco(folder: Path, **layout: Any) -> Scenario:
     mapping = dict(scenario(folder).raw_mapping)
     del mapping["diloco"]
     return Scenario.from_mapping(mapping | {"layout": LAYOUT | layout})
 
 
-def test_an_inner_step_is_that_of_one_site(folder: Path) -> None:
+def test_an_inner_step_is_that_of_one_site(folder: Path, plain: OuterRounds) -> None:
     """Half of the replicas and half of the batch on a cluster of a site's size."""
     alone = Scenario.from_mapping(
         dict(without_diloco(folder).raw_mapping)
         | {"cluster": {"name": "dgx-h100", "gpus": 16}, "layout": LAYOUT | {"dp": 4}}
         | {"training": TRAINING | {"global_batch": 32}}
     )
-    rounds = simulate_local_training(scenario(folder))
-    assert [site.step_time for site in rounds.sites] == [simulate(alone).step_time] * 2
+    assert [site.step_time for site in plain.sites] == [simulate(alone).step_time] * 2
 
 
-def test_a_round_is_steps_exchange_and_outer_step(folder: Path) -> None:
-    rounds = simulate_local_training(scenario(folder))
-    parts = 10 * rounds.inner_step_time + rounds.exposed_seconds + rounds.optimizer_seconds
-    assert rounds.round_seconds == pytest.approx(parts)
-    assert rounds.exposed_seconds == pytest.approx(rounds.exchange_seconds)
-    assert rounds.utilization == pytest.approx(10 * rounds.inner_step_time / parts)
-    assert rounds.tokens_per_second == pytest.approx(10 * 64 * 4096 / parts)
+def test_a_round_is_steps_exchange_and_outer_step(plain: OuterRounds) -> None:
+    parts = 10 * plain.inner_step_time + plain.exposed_seconds + plain.optimizer_seconds
+    assert plain.round_seconds == pytest.approx(parts)
+    assert plain.exposed_seconds == pytest.approx(plain.exchange_seconds)
+    assert plain.utilization == pytest.approx(10 * plain.inner_step_time / parts)
+    assert plain.tokens_per_second == pytest.approx(10 * 64 * 4096 / parts)
 
 
-def test_two_sites_send_what_they_hold_once_in_each_direction(folder: Path) -> None:
-    rounds = simulate_local_training(scenario(folder))
+def test_two_sites_send_what_they_hold_once_in_each_direction(folder: Path, plain: OuterRounds) -> None:
     payload = 4.0 * parameter_count(scenario(folder).model)
-    assert [link.sent_bytes for link in rounds.links] == pytest.approx([payload] * 2)
-    assert rounds.exchange_seconds >= payload / 1.25e9 + 2 * 20e-3  # 10 Gbit/s, there and back
+    assert [link.sent_bytes for link in plain.links] == pytest.approx([payload] * 2)
+    assert plain.exchange_seconds >= payload / 1.25e9 + 2 * 20e-3  # 10 Gbit/s, there and back
 
 
 @pytest.mark.parametrize("outer_format", list(OuterFormat), ids=lambda outer_format: outer_format.value)
@@ -127,16 +142,14 @@ def test_with_unlimited_bandwidth_only_steps_remain(folder: Path) -> None:
     "override",
     ["diloco.inner_steps=20", "diloco.outer_gradients=int8", "diloco.overlap=1", "diloco.send=during_backward"],
 )
-def test_what_raises_utilization(folder: Path, override: str) -> None:
-    plain = simulate_local_training(scenario(folder, "diloco.fragments=2"))
+def test_what_raises_utilization(folder: Path, override: str, two_fragments: OuterRounds) -> None:
     changed = simulate_local_training(scenario(folder, "diloco.fragments=2", override))
-    assert changed.utilization > plain.utilization
+    assert changed.utilization > two_fragments.utilization
 
 
-def test_wider_and_shorter_links_are_never_slower(folder: Path) -> None:
-    plain = simulate_local_training(scenario(folder)).round_seconds
-    assert simulate_local_training(scenario(folder, bandwidth="20 Gbit/s")).round_seconds < plain
-    assert simulate_local_training(scenario(folder, round_trip="10 ms")).round_seconds < plain
+def test_wider_and_shorter_links_are_never_slower(folder: Path, plain: OuterRounds) -> None:
+    assert simulate_local_training(scenario(folder, bandwidth="20 Gbit/s")).round_seconds < plain.round_seconds
+    assert simulate_local_training(scenario(folder, round_trip="10 ms")).round_seconds < plain.round_seconds
 
 
 def test_the_needed_bandwidth_reaches_the_utilization(folder: Path) -> None:
@@ -159,23 +172,22 @@ def test_a_smaller_site_has_fewer_replicas_and_less_of_the_batch(folder: Path) -
     assert max(rounds.site_utilization(site) for site in rounds.sites) == rounds.utilization
 
 
-def test_outer_state_is_sharded_over_a_site(folder: Path) -> None:
+def test_outer_state_is_sharded_over_a_site(folder: Path, plain: OuterRounds) -> None:
     parameters = parameter_count(scenario(folder).model)
-    nesterov, sgd, host = (
-        simulate_local_training(scenario(folder, *overrides))
-        for overrides in ([], ["diloco.optimizer=sgd"], ["diloco.offload=true"])
+    sgd, host = (
+        simulate_local_training(scenario(folder, override))
+        for override in ("diloco.optimizer=sgd", "diloco.offload=true")
     )
-    assert nesterov.outer_bytes_per_gpu == pytest.approx(8.0 * parameters / 16)
+    assert plain.outer_bytes_per_gpu == pytest.approx(8.0 * parameters / 16)
     assert sgd.outer_bytes_per_gpu == pytest.approx(4.0 * parameters / 16)
-    assert (host.outer_bytes_per_gpu, host.host_bytes_per_gpu) == (0.0, nesterov.outer_bytes_per_gpu)
-    assert host.optimizer_seconds > nesterov.optimizer_seconds
+    assert (host.outer_bytes_per_gpu, host.host_bytes_per_gpu) == (0.0, plain.outer_bytes_per_gpu)
+    assert host.optimizer_seconds > plain.optimizer_seconds
 
 
-def test_memory_is_that_of_an_inner_step_and_the_outer_state(folder: Path) -> None:
-    rounds = simulate_local_training(scenario(folder))
+def test_memory_is_that_of_an_inner_step_and_the_outer_state(folder: Path, plain: OuterRounds) -> None:
     alone = peak_memory_use(next(site_scenarios(scenario(folder))))
-    assert rounds.peak_memory == pytest.approx(alone.needed + rounds.outer_bytes_per_gpu)
-    assert rounds.fits == (rounds.peak_memory <= rounds.memory_capacity)
+    assert plain.peak_memory == pytest.approx(alone.needed + plain.outer_bytes_per_gpu)
+    assert plain.fits == (plain.peak_memory <= plain.memory_capacity)
 
 
 def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
@@ -187,26 +199,25 @@ def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
         assert all(low <= high for low, high in zip(fewer.utilizations, more.utilizations, strict=True))
 
 
-def test_choices_have_the_fewest_inner_steps_that_reach_the_utilization(folder: Path) -> None:
+def test_choices_have_the_fewest_inner_steps_that_reach_the_utilization(folder: Path, chosen: OuterRounds) -> None:
     training = LocalTraining(scenario(folder))
-    choices = simulate_local_training(scenario(folder), utilization=0.9).choices
-    assert choices
-    for choice in choices:
+    assert chosen.choices
+    for choice in chosen.choices:
         settings = choice.settings
         fewest = max(settings.overlap + 1, settings.fragments * max(settings.overlap, 1))
         assert choice.rounds.utilization >= 0.9
         assert training.rounds(settings).utilization == choice.rounds.utilization
         if settings.inner_steps > fewest:
             assert training.rounds(replace(settings, inner_steps=settings.inner_steps - 1)).utilization < 0.9
-    steps = [choice.settings.inner_steps for choice in choices]
+    steps = [choice.settings.inner_steps for choice in chosen.choices]
     assert steps == sorted(steps)
-    waited_for = {c.settings.outer_gradients: c.settings.inner_steps for c in choices if not c.settings.overlap}
+    waited_for = {c.settings.outer_gradients: c.settings.inner_steps for c in chosen.choices if not c.settings.overlap}
     # nothing overlaps: time for the exchange is a ninth of the inner steps, and in proportion to the format's bytes
     assert waited_for[OuterFormat.FP32] > waited_for[OuterFormat.BF16] > waited_for[OuterFormat.INT8]
 
 
-def test_a_day_of_a_link_is_that_of_its_rounds(folder: Path) -> None:
-    choice = simulate_local_training(scenario(folder), utilization=0.9).choices[0]
+def test_a_day_of_a_link_is_that_of_its_rounds(chosen: OuterRounds) -> None:
+    choice = chosen.choices[0]
     rounds_a_day = 86_400.0 / choice.rounds.round_seconds
     assert choice.bytes_per_day == pytest.approx(rounds_a_day * choice.rounds.payload)
     assert choice.to_json()["inner_steps"] == choice.settings.inner_steps
@@ -317,10 +328,9 @@ def test_frequent_exchanges_wait_for_the_whole_cut(folder: Path) -> None:
     assert 1.0 - outages.without_absent == pytest.approx((1.0 - outages.waiting) / 2.0)
 
 
-def test_a_cut_between_exchanges_costs_nothing(folder: Path) -> None:
+def test_a_cut_between_exchanges_costs_nothing(folder: Path, plain: OuterRounds) -> None:
     """With R hours between exchanges a cut of 6 h is waited for from its next one on: 36 / (2 R) hours on average."""
-    rounds = simulate_local_training(scenario(folder))
-    inner_steps = round(12 * 3600.0 / rounds.inner_step_time)
+    inner_steps = round(12 * 3600.0 / plain.inner_step_time)
     outages = cut_outages(folder, f"diloco.inner_steps={inner_steps}")
     down = 2 * (6 * 6 / (2 * 12)) / (7 * 24)
     assert 1.0 - outages.waiting == pytest.approx(down, rel=0.25)

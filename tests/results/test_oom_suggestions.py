@@ -1,6 +1,7 @@
 """Suggestions to make a scenario fit: applied as overrides they are legal, and the peak is the stated one."""
 
 import shlex
+from functools import cache
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from clustersim import Scenario
 from clustersim.common import data_files
 from clustersim.common.units import format_bytes
-from clustersim.results.memory_check import check, peak_memory, peak_memory_use, required_headroom
+from clustersim.results.memory_check import MemoryCheckReport, check, peak_memory, peak_memory_use, required_headroom
 from clustersim.results.oom_suggestions import NOTHING_FITS
 from clustersim.simulation import simulate
 from clustersim.uncertainty.memory_error import fits_surely
@@ -71,10 +72,15 @@ def overrides(suggestion: str) -> list[str]:
     return arguments[1::2]
 
 
+@cache
+def check_case(name: str) -> MemoryCheckReport:
+    """The report of a case, which several tests read."""
+    return check(CASES[name])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_each_suggestion_is_legal_and_has_the_stated_peak(name: str) -> None:
-    oom_scenario = CASES[name]
-    report = check(oom_scenario)
+    oom_scenario, report = CASES[name], check_case(name)
     assert not report.fits
     assert 1 <= len(report.suggestions) <= 4
     for suggestion in report.suggestions:
@@ -86,7 +92,7 @@ def test_each_suggestion_is_legal_and_has_the_stated_peak(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
     oom_scenario = CASES[name]
-    for suggestion in check(oom_scenario).suggestions:
+    for suggestion in check_case(name).suggestions:
         changed = oom_scenario.with_overrides(*overrides(suggestion))
         assert changed.layout.world_size == oom_scenario.layout.world_size
         assert changed.training.global_batch == oom_scenario.training.global_batch
@@ -95,7 +101,7 @@ def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_changes_are_suggested_only_if_no_single_one_leaves_the_headroom(name: str) -> None:
     """Neither change of a pair leaves it if applied alone; together they do, and so does every single change."""
-    suggestions = [overrides(suggestion) for suggestion in check(CASES[name]).suggestions]
+    suggestions = [overrides(suggestion) for suggestion in check_case(name).suggestions]
     assert any(map(is_pair, suggestions)) == (name == "two changes")
     for suggestion in suggestions:
         assert leaves_headroom(CASES[name].with_overrides(*suggestion))
