@@ -5,7 +5,6 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,11 +35,6 @@ def tokens(path: Path) -> dict[int, frozenset[str]]:
 
 
 @cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@cache
 def uses_of_names() -> dict[str, set[str]]:
     """`file: name` of all files that have a name, by name."""
     uses = defaultdict[str, set[str]](set)
@@ -62,20 +56,23 @@ def uses_of_words() -> dict[str, set[str]]:
 
 @dataclass(frozen=True)
 class Definitions:
-    """Names that a module defines."""
+    """Names that a module defines; its docstrings and what is printed, strings of several words."""
 
     functions: frozenset[str]
     classes: tuple[str, ...]
     arguments: frozenset[str]
+    sentences: tuple[str, ...]
 
 
 @cache
 def definitions(path: Path) -> Definitions:
-    nodes = [*ast.walk(tree(path))]
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
     return Definitions(
         frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef)),
         tuple(node.name for node in nodes if isinstance(node, ast.ClassDef)),
         frozenset(node.arg for node in nodes if isinstance(node, ast.arg)),
+        tuple(string for string in strings if " " in string),
     )
 
 
@@ -88,14 +85,6 @@ def name_words(name: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower())
 
 
-def sentences(path: Path) -> Iterator[str]:
-    """Docstrings, comments and what is printed: strings of several words."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
-            yield node.value
-    yield from tokens(path)[tokenize.COMMENT]
-
-
 @cache
 def prose() -> tuple[tuple[str, str], ...]:
     """(file, text) of everything that people read: docstrings, comments, messages, documents, pages."""
@@ -105,7 +94,11 @@ def prose() -> tuple[tuple[str, str], ...]:
     texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in (*documents, *pages)]
     return (
         *texts,
-        *((str(path.relative_to(ROOT)), text) for path in sources() for text in sentences(path)),
+        *(
+            (str(path.relative_to(ROOT)), text)
+            for path in sources()
+            for text in (*definitions(path).sentences, *tokens(path)[tokenize.COMMENT])
+        ),
     )
 
 

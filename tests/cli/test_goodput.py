@@ -42,7 +42,9 @@ def test_goodput_json_losses_sum_to_total(clustersim: CommandRunner, plan: Path)
 def test_goodput_is_deterministic_per_seed(clustersim: CommandRunner, plan: Path) -> None:
     def goodput_json(seed: int) -> dict[str, object]:
         content: dict[str, object] = json.loads(
-            clustersim("goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES, "--seed", str(seed), "--json", "-").stdout
+            clustersim(
+                "goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES, "--runs", "2", "--seed", str(seed), "--json", "-"
+            ).stdout
         )
         return content | {"wall_s": 0.0}
 
@@ -120,7 +122,7 @@ def test_the_table_is_readable_on_a_narrow_terminal(
 
 def test_unreachable_token_target_is_reported(clustersim: CommandRunner, plan: Path) -> None:
     rate = "reliability={failures: {it: {rate: 1 per job-hour, failure_domain: nothing}}, restart: {drain: 5 h}}"
-    done = clustersim("goodput", plan, *FEW_RUNS, "--set", rate)
+    done = clustersim("goodput", plan, *FEW_RUNS, "--runs", "2", "--set", rate)
     assert "1T tokens are not reached" in done.stdout
     assert "did not reach their tokens" in " ".join(done.stdout.split())
 

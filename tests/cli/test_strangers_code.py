@@ -99,7 +99,8 @@ def test_code_runs_where_the_user_allows_it_and_only_then(
 
 def test_search_workers_run_allowed_code(clustersim: CommandRunner, tmp_path: Path, mark: Path) -> None:
     plan = stranger(tmp_path, mark)
-    result = clustersim("search", str(plan), "--allow-code", "--workers", "2", "--fix", "layout.tp=2", "--quiet")
+    fixed = [f"--fix={setting}" for setting in ("layout.tp=2", "layout.pp=2", "training.recompute=none")]
+    result = clustersim("search", str(plan), "--allow-code", "--workers", "2", *fixed, "--quiet")
     assert result.returncode == 0, result.stderr
 
 

@@ -135,6 +135,7 @@ def test_bubble_example_equals_the_textbook(run_script: ScriptRunner) -> None:
         assert float(bubble) == pytest.approx(float(textbook), abs=1.6)  # percent of the step
 
 
+@pytest.mark.slow
 def test_what_fits_example(run_script: ScriptRunner) -> None:
     lines = run_script("what_fits.py").splitlines()
     assert len(lines) == 6
