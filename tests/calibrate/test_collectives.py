@@ -109,6 +109,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_every_collective_is_correct_and_timed_within_and_across_nodes(results: Mapping[str, Any]) -> None:
     assert results["nodes"] == 2
     timed = {(name, ranks, nodes) for name, ranks, nodes, _ in results["all"]}
@@ -123,11 +124,13 @@ def test_every_collective_is_correct_and_timed_within_and_across_nodes(results: 
     assert all(1e-6 < seconds < 60.0 for *_, seconds in results["all"])
 
 
+@pytest.mark.slow
 def test_imbalanced_all_to_alls_are_correct_and_timed(results: Mapping[str, Any]) -> None:
     """Every result is checked before it is timed, also where one rank receives everything."""
     assert [tuple(row[:3]) for row in results["imbalanced"]] == [("all_to_all", 4, 2)] * 2
 
 
+@pytest.mark.slow
 def test_expert_parallel_gradients_equal_those_of_one_rank(results: Mapping[str, Any]) -> None:
     """Gradients of every weight, summed over ranks where replicated, and their norm.
 
@@ -137,11 +140,13 @@ def test_expert_parallel_gradients_equal_those_of_one_rank(results: Mapping[str,
     assert {name: error for name, error in results["experts"].items() if error > 1e-4} == {}
 
 
+@pytest.mark.slow
 def test_ranks_without_a_group_only_synchronize(results: Mapping[str, Any]) -> None:
     """Groups of three do not fit nodes of two, so only pairs across nodes remain."""
     assert [tuple(row[:3]) for row in results["idle"]] == [("all_reduce", 2, 2)]
 
 
+@pytest.mark.slow
 def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]) -> None:
     assert [reason.partition(";")[0] for reason in results["skipped"]] == [
         "1.776 PiB of memory a process",
@@ -152,6 +157,7 @@ def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]
     ]
 
 
+@pytest.mark.slow
 def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapping[str, Any]) -> None:
     """The kernel that no CPU supports, and the group that does not fit, are skipped on all ranks."""
     samples = [entry for entry in results["overlapped"] if not isinstance(entry, str)]
@@ -165,12 +171,14 @@ def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapp
     assert parts("8 ranks on 1 node ... 4 processes on 2 nodes").fullmatch(too_many)
 
 
+@pytest.mark.slow
 def test_low_precision_reductions_are_exact(results: Mapping[str, Any]) -> None:
     assert [row[0] for row in results["narrow"]] == [
         collective.value for collective in CollectiveType if collective.is_reduction
     ]
 
 
+@pytest.mark.slow
 def test_one_rank_out_of_memory_skips_the_call_on_all_ranks(results: Mapping[str, Any]) -> None:
     """Whether it lacks memory for the check, the expected result, or the buffers; later calls are measured."""
     assert results["short"] == [["8 KiB of memory for each process could not be had"]] * 3
@@ -217,6 +225,7 @@ def test_recorded_command_contains_the_torchrun_arguments() -> None:
     assert " ".join(torchrun_words(World(8, 16, 8), {})) == "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 1"
 
 
+@pytest.mark.slow
 def test_wrong_result_is_an_error_that_names_the_collective(results: Mapping[str, Any]) -> None:
     """Only the fourth rank's result is wrong; all ranks raise the error."""
     assert results["wrong"] == [
@@ -284,6 +293,7 @@ def _kernel_fit() -> KernelFit:
     )
 
 
+@pytest.mark.slow
 def test_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 3, '

@@ -124,6 +124,7 @@ def test_publishers_are_held_out_where_there_are_enough() -> None:
     assert [step.group for step in with_groups(steps[:-1])] == sources[:-1]
 
 
+@pytest.mark.slow
 def test_unstated_software_has_quantiles_of_its_own() -> None:
     """Errors of 5 % with the software stated, and of 13 around -20 % without: 2.6 deviations around -4."""
     unstated, random, steps = replace(BASE_FEATURES, states_software=False), np.random.default_rng(3), []
@@ -200,6 +201,7 @@ def test_packaged_uncertainty_model_follows_from_packaged_errors(packaged_steps:
     assert 0.85 <= fitted_model.coverage_by_stratum[ALL_STEPS].covered_share <= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in MODEL_NAMES if kind != DENSE_STEPS])
 def test_packaged_uncertainty_model_of_every_kind_follows_from_errors(kind: str) -> None:
     steps, packaged_model = with_groups(read_out_of_sample(out_of_sample_path(kind))), load_uncertainty_model(kind)

@@ -296,6 +296,7 @@ def run_fit_steps(
     return {path.name: path.read_text() for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_simulated_steps_do_not_affect_constants_or_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated times are a tenth or four times the measured ones, in every kind of steps.
 

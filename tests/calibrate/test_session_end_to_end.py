@@ -36,6 +36,8 @@ from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_cupti import FakeCupti  # noqa: E402
 from tests.calibrate.fake_gpu import FakeChip  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SCENARIO_YAML = """
 model: {preset: llama-tiny, layers: 1, hidden: 1024, ffn: 2048, heads: 8, kv_heads: 2, head_dim: 128, vocab: 1024}
 cluster: {name: dgx-h100, gpus: 8}

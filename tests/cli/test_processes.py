@@ -71,6 +71,7 @@ def test_full_disk_is_an_error_and_closed_pipe_is_silent(plan: Path, arguments: 
     assert started.returncode == -signal.SIGPIPE  # as other Unix tools
 
 
+@pytest.mark.slow
 def test_validation_does_not_depend_on_worker_count(
     process: CommandRunner, clustersim: CommandRunner, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from .doors import Door, all_doors
 from .mutations import mutate_content, mutate_text
 
 TIME_LIMIT = 60  # seconds; 10 where the machine has nothing else to do
-SAMPLE, MANY = 6, 250
+SAMPLE, MANY = 4, 250
 
 
 class Unfinished(BaseException):

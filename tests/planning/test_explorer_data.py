@@ -166,6 +166,7 @@ def test_sizes_that_fill_domains_differently_are_noted(cluster: str, is_noted: b
     assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in exploration.notes) == is_noted
 
 
+@pytest.mark.slow
 def test_expert_study_points_match_simulate() -> None:
     moe_scenario = Scenario.from_mapping(MOE_SCENARIOS["mixed"])
     (expert_study,) = [

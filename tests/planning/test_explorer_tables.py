@@ -37,10 +37,12 @@ from tests.planning.explorer_scenarios import (
 from tests.schedules.pipeline_orders import peak_in_flight_microbatches
 from tests.small_pipeline import pipeline_scenario
 
+QUICK = ("llama", "gpt", "hybrid", "adapters", "latent", "mamba")
+
 
 @pytest.fixture(
     scope="module",
-    params=[(name, False) for name in (*SCENARIOS, "adapters", *MOE_SCENARIOS, *MIXED_SCENARIOS)]
+    params=[(name, False) for name in QUICK]
     + [
         pytest.param(item, marks=pytest.mark.slow)
         for item in (*product((*SCENARIOS, "adapters", *MOE_SCENARIOS, *MIXED_SCENARIOS), [True]), ("secondary", False))

@@ -395,9 +395,10 @@ CUT_EXPERTS = {
     "framework": "megatron",
 }
 JOBS = {"launch-bound": LAUNCH_BOUND_MOE, "fsdp": FSDP, "tensor": TENSOR, "cut experts": CUT_EXPERTS}
+SLOW_JOBS = ("launch-bound", "fsdp", "cut experts")
 
 
-@pytest.fixture(scope="module", params=JOBS)
+@pytest.fixture(scope="module", params=["tensor", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_JOBS)])
 def job(request: pytest.FixtureRequest) -> SimulationResult:
     return simulate(Scenario.from_mapping(JOBS[request.param], default_name=request.param))
 

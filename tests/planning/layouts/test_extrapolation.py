@@ -194,6 +194,7 @@ def test_a_search_with_extrapolation_finds_what_brute_force_finds(top: int) -> N
         assert entry.step_time == pytest.approx(brute_force[varied_overrides(space, entry.overrides)], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_extrapolated_results_are_equal_from_a_store_and_on_two_workers(tmp_path: Path) -> None:
     """With so many microbatches that nothing needs to be patched, which other processes would not see."""
     first = search_layouts(2048, 2, tmp_path)
