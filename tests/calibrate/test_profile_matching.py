@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.profile.anchors import anchor_blocks, match_anchors, part_of, split_block
@@ -15,6 +15,7 @@ from calibrate.profile.windows import UNMATCHED
 from clustersim.build import build_simulation
 from clustersim.results.profiled_step import GpuSpanKind
 from tests.calibrate.profiled_steps import llama
+from tests.conftest import examples
 
 PREPARED = build_simulation(llama("model.layers=2"))
 PASSES = plan_passes(PREPARED, 0)
@@ -39,7 +40,7 @@ CALLS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(CALLS, st.booleans())
 def test_every_call_is_divided_completely_and_in_order(calls: list[Call], can_skip: bool) -> None:
     shares = match_in_order(FORWARD.kernels, calls, range(len(calls)), can_skip=can_skip)

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.hardware.cluster import load_cluster
 from clustersim.model.transformer import parameter_count
+from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -69,7 +70,7 @@ def test_latency_counts_for_each_message_between_sites(tmp_path: Path, layout: s
     assert far - near <= 200 * one_way
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(LAYOUTS)), st.sampled_from([2, 4]), st.floats(1.0, 20.0), st.floats(1.0, 20.0))
 def test_a_wider_or_shorter_link_is_never_slower(
     tmp_path: Path, layout: str, sites: int, wider: float, shorter: float

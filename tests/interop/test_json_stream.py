@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
@@ -26,7 +26,6 @@ def read_all(content: bytes) -> tuple[list[Any], dict[str, Any]]:
     return list(stream.elements(io.BytesIO(content))), stream.others
 
 
-@settings(deadline=None)
 @given(
     st.lists(VALUES, max_size=4),
     st.dictionaries(st.text(max_size=3).filter(lambda key: key != "items"), VALUES, max_size=3),

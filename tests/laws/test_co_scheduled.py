@@ -94,7 +94,7 @@ def is_slowed_by_jobs(result: SimulationResult) -> bool:
 
 
 @given(co_scheduled_scenarios())
-@examples(80)
+@examples(40)
 def test_folded_equals_unfolded_with_co_scheduled_jobs(scenario: Scenario) -> None:
     folded, unfolded_result = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     event(f"others are felt: {is_slowed_by_jobs(folded)}")

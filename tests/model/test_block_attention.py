@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.model.attention_spec import FullAttention
@@ -15,6 +15,7 @@ from clustersim.model.mixers.block_attention import BlockAttention
 from clustersim.model.operators import LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
+from tests.conftest import examples
 
 HIDDEN, TOKENS, CHUNK, TOP_K = 1024, 4096, 512, 3
 ATTENTION = FullAttention(heads=8, kv_heads=2, head_dim=128)
@@ -39,7 +40,7 @@ def _seen_keys(sequence: int, chunk: int, topk: int) -> tuple[int, int]:
 
 
 @given(sequence=st.integers(1, 3000), chunk=st.integers(1, 600), topk=st.integers(1, 6))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_keys_are_those_of_the_own_block_and_of_the_selected_ones(sequence: int, chunk: int, topk: int) -> None:
     mixer = BlockAttention(ATTENTION, chunk, topk)
     own, others = _seen_keys(sequence, chunk, topk)
@@ -48,7 +49,7 @@ def test_keys_are_those_of_the_own_block_and_of_the_selected_ones(sequence: int,
 
 
 @given(sequence=st.integers(1, 3000), chunk=st.integers(1, 600))
-@settings(deadline=None, max_examples=60)
+@examples(60)
 def test_with_all_blocks_selected_every_key_before_a_query_is_seen(sequence: int, chunk: int) -> None:
     mixer = BlockAttention(ATTENTION, chunk, -(-sequence // chunk))
     seen = mixer.own_keys(sequence) + chunk * mixer.earlier_blocks(sequence)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.memory.activations import ActivationKind, Activations
@@ -14,6 +14,7 @@ from clustersim.model.training import LossImplementation, Training
 from clustersim.model.transformer import resize_model
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
+from tests.conftest import examples
 
 MODEL = load_preset("llama3-8b")
 RECOMPUTING = LossImplementation.CHUNKED_NLL, LossImplementation.CUT_CROSS_ENTROPY
@@ -75,7 +76,7 @@ def head_bytes(loss: LossImplementation, tokens: int, vocab: int) -> float:
     return activations.bytes_of(ActivationKind.HEAD_SAVED) + max(sizes[0], sizes[1] + matrix)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     loss=st.sampled_from([*RECOMPUTING, LossImplementation.FUSED_LINEAR]),
     kept=st.sampled_from([loss for loss in LossImplementation if loss.value in ("torch", "torch_fp32", "fused")]),

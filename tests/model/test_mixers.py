@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.model.attention_spec import FullAttention
@@ -26,6 +26,7 @@ from clustersim.model.scan import Scan
 from clustersim.model.sharded_layer import RankContext
 from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel, layer_parameter_count
+from tests.conftest import examples
 
 HIDDEN, TOKENS = 1024, 4096
 MAMBA2 = Mamba2(heads=32, head_dim=64, state_dim=128, groups=8)
@@ -261,7 +262,7 @@ def test_mixers_side_by_side_save_their_input_once_and_sum_once() -> None:
     assert set(regions[first:last]) == {ParallelRegion.SHARDED}
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(
     heads=st.integers(1, 8).map(lambda power: 8 * power),
     state=st.sampled_from([16, 64, 128]),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.memory.layer_gradients import activation_gradient_bytes
@@ -19,6 +19,7 @@ from clustersim.model.presets import load_preset
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel, layer_parameter_count, parameter_count
+from tests.conftest import examples
 
 HIDDEN, TOKENS, TOP_K = 1024, 4096, 512
 LATENT = LatentAttention(32, 384, 128, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)
@@ -94,7 +95,7 @@ def test_model_flops_are_those_of_the_keys_that_each_query_sees(sequence: int) -
 
 
 @given(sequence=st.integers(1, TOP_K), convention=st.sampled_from(AttentionFlopConvention))
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_where_all_keys_are_selected_attention_is_that_of_all_keys(
     sequence: int, convention: AttentionFlopConvention
 ) -> None:

@@ -3,7 +3,7 @@
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
@@ -15,6 +15,7 @@ from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.presets import load_preset
 from clustersim.parallel.layer_partition import BalancedFlops
 from clustersim.program.placement import looped_placement
+from tests.conftest import examples
 
 
 def _largest(flops: list[int], head: int, counts: tuple[int, ...]) -> int:
@@ -23,7 +24,7 @@ def _largest(flops: list[int], head: int, counts: tuple[int, ...]) -> int:
     return max(*stages[:-1], stages[-1] + head) if len(stages) > 1 else stages[0] + head
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(1, 9), min_size=4, max_size=9), st.integers(0, 12), st.integers(2, 4))
 def test_no_partition_has_a_smaller_largest_stage(flops: list[int], head: int, stages: int) -> None:
     counts = BalancedFlops(tuple(map(float, flops)), float(head)).layer_counts(len(flops), looped_placement(stages))
