@@ -94,8 +94,7 @@ def run_limited(folder: Path, *commands: Sequence[str]) -> list[tuple[object, st
 
 def problem(status: object, errors: str) -> str:
     """What is wrong with how a command refused its input, or nothing."""
-    lines = [line for line in errors.splitlines() if not line.startswith("warning: ")]
-    is_sentence = status == 2 and lines and lines[0].startswith("error: ")
+    is_sentence = status == 2 and any(line.startswith("error: ") for line in errors.splitlines())
     return "" if is_sentence and "Traceback" not in errors and len(errors) < 20_000 else f"{status}: {errors[-2000:]}"
 
 
