@@ -197,7 +197,8 @@ def test_fitting_settings_are_suggested(clustersim: CommandRunner, plan: Path) -
     [
         ("run",), ("check",), ("explain", "--measured", "50 ms"),
         ("diff", "--set", "layout.tp=1", "--set", "layout.dp=4"),
-        ("search", "--vary", "layout.tp=1,2", "--fix", "layout.pp=2", "--workers", "1"),
+        ("search", "--vary", "layout.tp=1,2", "--fix", "layout.pp=2", "--fix", "training.recompute=none",
+         "--workers", "1"),
         ("goodput", "--tokens", "1B", "--runs", "2", "--workers", "1"),
     ],
     ids=lambda command: command[0],

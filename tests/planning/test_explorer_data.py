@@ -99,9 +99,9 @@ def test_too_many_passes_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ["cluster.gpus=1", "layout={}"],
         ["cluster.gpus=8", "layout={dp: 8, data: data_parallel}"],
-        ["schedule=zb-1p"],
+        pytest.param(["schedule=zb-1p"], marks=pytest.mark.slow),
         ["schedule={orders: {rows: ['0F0,0F1,0B0,0B1', '1F0,1B0,1F1,1B1']}}", "training.global_batch=4"],
-        ["model=llama3-405b", "layout={dp: 8}"],
+        pytest.param(["model=llama3-405b", "layout={dp: 8}"], marks=pytest.mark.slow),
     ],
     ids=["one GPU", "one process", "zero bubble", "a written order", "fits nowhere"],
 )

@@ -210,6 +210,7 @@ def test_causes_are_sorted_by_one_score() -> None:
         assert score(first) < score(second) or first.explains or not second.explains
 
 
+@pytest.mark.slow
 def test_a_frequent_cause_of_most_of_the_gap_comes_before_any_slow_kernels() -> None:
     """PCIe shared by 4 GPUs, and 10 % that is something else: no size of it matches, but it is the likeliest."""
     measured = 1.1 * step_time("cluster.node.nvlink.bandwidth=15.75 GB/s")
