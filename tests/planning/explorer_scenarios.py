@@ -139,7 +139,7 @@ SECONDARY_SHARD_SCENARIO: Final = {
     "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"zero_hpz_partition_size": 8}}},
 }
 """Backward gathers from a secondary shard, where there is no pipeline."""
-SAMPLE_COUNT: Final = 150
+SAMPLE_COUNT: Final = 250
 FEW_SAMPLES: Final = 60
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
