@@ -124,6 +124,12 @@ def test_nothing_helps_is_said_only_of_what_was_tried() -> None:
     assert "None of the 1 changes of settings that were tried" in advice_text(slower)
 
 
+def test_formats_of_the_matmuls_are_shown() -> None:
+    """The page of a step in FP8 did not open once."""
+    card = verdict_panel(simulate_pipeline("training.precision=fp8")).html
+    assert "of matmuls: " in html.unescape(card) and "bf16 peaks" in text_of_html(card)
+
+
 def test_nearest_run_shows_error_and_differences() -> None:
     card = verdict_panel(simulate_pipeline(), nearest=NEAREST_RUN).html
     assert "<Model>" not in card and "<source>" not in card
