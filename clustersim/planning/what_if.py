@@ -60,8 +60,14 @@ def run_what_ifs(result: SimulationResult, budget: float = WORK_BUDGET) -> WhatI
     remedies = [case for _, case in sorted(_try_remedies(baseline, simulations), key=lambda entry: entry[0])]
     combined = _combine(remedies, simulations)
     hypothetical = _try_hypothetical_changes(baseline, replace(simulations, remaining=budget))
-    rate = result.tokens_per_second / result.rank_count
-    return WhatIfReport(result.step_time, rate, result.fits_in_memory, (*remedies, *hypothetical), combined)
+    return WhatIfReport(
+        step_time=result.step_time,
+        tokens_per_s_per_gpu=result.tokens_per_second / result.rank_count,
+        fits_in_memory=result.fits_in_memory,
+        fit_probability=result.fit_probability,
+        cases=(*remedies, *hypothetical),
+        combined=combined,
+    )
 
 
 def _baseline(result: SimulationResult) -> Baseline:

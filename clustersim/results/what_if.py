@@ -126,14 +126,15 @@ class WhatIf:
 class WhatIfReport:
     """Changes, each applied separately.
 
-    step_time (seconds), tokens_per_s_per_gpu, fits_in_memory: of the unchanged scenario; cases: first changes of
-    settings, those that can win most first, then hypothetical ones; combined: improvements applied together, if that
-    is better than each of them.
+    step_time (seconds), tokens_per_s_per_gpu, fits_in_memory, fit_probability: of the unchanged scenario; cases: first
+    changes of settings, those that can win most first, then hypothetical ones; combined: improvements applied
+    together, if that is better than each of them.
     """
 
     step_time: Seconds
     tokens_per_s_per_gpu: float
     fits_in_memory: bool
+    fit_probability: float
     cases: tuple[WhatIf, ...]
     combined: WhatIf | None = None
 

@@ -114,7 +114,7 @@ def test_what_helps_is_printed_with_its_arguments_and_what_was_not_tried() -> No
     losses = frozenset({StepLoss.LAUNCH})
     graphs = WhatIf("graphs", "CUDA graphs", outcome, addresses=losses, overrides=("framework.cuda_graphs=true",))
     illegal = WhatIf("chunks", "more chunks", None, "illegal", losses)
-    lines = [str(line) for line in what_helps_lines(WhatIfReport(10.0, 1.0, True, (graphs, illegal)))]
+    lines = [str(line) for line in what_helps_lines(WhatIfReport(10.0, 1.0, True, 0.95, (graphs, illegal)))]
     assert "-10.0%  CUDA graphs" in lines[0] and "95%" in lines[0]
     assert lines[1].strip() == "--set framework.cuda_graphs=true"
     assert "1 change of settings tried" in lines[2] and lines[2].endswith("more chunks")

@@ -102,7 +102,7 @@ def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPat
 
 
 def advice_text(*cases: WhatIf, combined: WhatIf | None = None) -> str:
-    report = WhatIfReport(10.0, 1.0, True, cases, combined)
+    report = WhatIfReport(10.0, 1.0, True, 0.95, cases, combined)
     return text_of_html(verdict_panel(simulate_pipeline(), report).html)
 
 

@@ -22,6 +22,7 @@ WHAT_IFS = WhatIfReport(
     2.0,
     100.0,
     True,
+    0.58,
     (
         WhatIf("slower", "links <at> 0.9x", build_outcome(2.5), "modelled & more"),
         WhatIf("batch", "twice the batch", build_outcome(3.0, tokens=2.0)),
@@ -61,7 +62,7 @@ def test_patterns_encode_slowdown_and_fit() -> None:
 
 def test_table_has_step_times_and_changes_at_equal_work() -> None:
     cells = table_cells(what_if_panel(WHAT_IFS).html)
-    assert cells[1] == ["as it is", "2.000 s", "", "100", "✓ fits"]
+    assert cells[1] == ["as it is", "2.000 s", "", "100", "? may fit, 58%"]
     assert cells[2] == ["links <at> 0.9x", "2.500 s", "+500 ms (+25.0%)", "80", "✓ fits"]
     assert cells[3] == ["twice the batch", "3.000 s", "-500 ms (-25.0%)", "133.3", "✓ fits"]
     assert cells[4] == ["nothing recomputed", "1.500 s", "-500 ms (-25.0%)", "133.3", "✕ does not fit"]
@@ -75,14 +76,14 @@ def test_skipped_cases_have_reasons_and_notes() -> None:
 
 
 def test_all_cases_skipped_has_no_figure() -> None:
-    card = what_if_panel(WhatIfReport(2.0, 100.0, True, WHAT_IFS.skipped))
+    card = what_if_panel(WhatIfReport(2.0, 100.0, True, 0.58, WHAT_IFS.skipped))
     assert card.figures == ()
     assert "No change was simulated" in card.html
     assert "no NVLink" in card.html
 
 
 def test_axis_has_a_range_without_effects() -> None:
-    (figure,) = what_if_panel(WhatIfReport(2.0, 100.0, True, (WHAT_IFS.cases[3],))).figures
+    (figure,) = what_if_panel(WhatIfReport(2.0, 100.0, True, 0.58, (WHAT_IFS.cases[3],))).figures
     for low, high in (figure.layout["xaxis"]["range"], figure.narrow["xaxis"]["range"]):
         assert low < 0.0 < high
 

@@ -42,7 +42,7 @@ def what_if_case(
 
 
 def what_if_report(*cases: WhatIf) -> WhatIfReport:
-    return WhatIfReport(10.0, 1.0, True, cases)
+    return WhatIfReport(10.0, 1.0, True, 0.95, cases)
 
 
 def test_significant_losses_are_sorted_by_size() -> None:

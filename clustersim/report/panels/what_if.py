@@ -15,6 +15,7 @@ from clustersim.report.draw.charts import bar_figure, bar_trace, padded_range, w
 from clustersim.report.figure import SURFACE, Figure, axis_layout, encode_floats, time_scale
 from clustersim.report.html_document import Panel, render_panel
 from clustersim.results.what_if import WhatIfOutcome, WhatIfReport
+from clustersim.uncertainty.memory_error import fits_surely
 
 _MIN_CHANGE: Final = 5e-5  # relative to the step: smaller changes are shown as no change
 _MARGIN, _NARROW_MARGIN = 0.25, 0.9  # relative to the longest bar, for its label
@@ -23,7 +24,7 @@ _MARGIN, _NARROW_MARGIN = 0.25, 0.9  # relative to the longest bar, for its labe
 def what_if_panel(what_ifs: WhatIfReport) -> Panel:
     """Panel of the changes; without a figure if no change could be simulated."""
     figure = what_if_figure(what_ifs) if what_ifs.simulated else None
-    return render_panel("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup)
+    return render_panel("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup, fits_surely=fits_surely)
 
 
 def what_if_figure(what_ifs: WhatIfReport) -> Figure:
