@@ -349,6 +349,23 @@ def test_nvl72_clusters_try_hybridep() -> None:
     assert "hybridep, not alltoall" in what_if_case(simulate_pipeline(*MOE, *rack), "other_dispatcher").description
 
 
+def test_whole_passes_are_captured_with_hybridep_where_it_is_at_home() -> None:
+    """Without it the sizes of experts' kernels are known to the host alone; DGX have no such kernels."""
+    relevant = {"cuda_graphs_hybridep"}
+    scenario = Scenario.from_mapping(LAUNCH_BOUND_MOE)
+
+    def names(*overrides: str) -> set[str]:
+        changed = scenario.with_overrides(*overrides)
+        return {change.name for change in changes_for(ChangeUse.REMEDY) if change.is_relevant(changed)}
+
+    assert relevant <= names() and not relevant & names("cluster.name=dgx-h100")
+    assert "cuda_graphs" in names("layout.dispatcher=hybridep")
+    assert not relevant & names("layout.dispatcher=hybridep")
+    assert not relevant & names("layout.ep=1")
+    case = what_if_case(simulate(scenario), "cuda_graphs_hybridep")
+    assert case.overrides == ("layout.dispatcher=hybridep", "framework.cuda_graphs=true")
+
+
 def test_deepep_is_tried_against_alltoall(moe_cases: dict[str, WhatIf]) -> None:
     assert moe_cases["other_dispatcher"].outcome is not None
     case = what_if_case(simulate_pipeline(*MOE, "layout.dispatcher=deepep"), "other_dispatcher")

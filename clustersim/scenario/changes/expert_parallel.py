@@ -9,6 +9,7 @@ import numpy as np
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_MESH, EXPERT_TENSOR
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.scenario import Scenario
 
@@ -16,6 +17,13 @@ from clustersim.scenario.scenario import Scenario
 def with_expert_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
     """The scenario with another expert load; None: balanced."""
     return replace(scenario, training=replace(scenario.training, expert_load=load))
+
+
+def fused_dispatcher(scenario: Scenario) -> TokenDispatcher:
+    """The fused dispatch kernels for a cluster: Hybrid-EP where an NVLink domain is several nodes, else DeepEP."""
+    cluster = scenario.cluster
+    has_larger_domains = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
+    return TokenDispatcher.HYBRIDEP if has_larger_domains else TokenDispatcher.DEEPEP
 
 
 def _layout_with_ep(layout: Layout, ep: int) -> Layout:

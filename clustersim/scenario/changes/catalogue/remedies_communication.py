@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import numpy as np
-
 from clustersim.parallel.data_parallel_strategy import (
     BucketedStrategy,
     DataParallelStrategy,
@@ -15,7 +13,7 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.changes.catalogue.remedy import Alternative, explaining, remedy, setting
-from clustersim.scenario.changes.expert_parallel import ep_fits_domains, feasible_ep_degrees
+from clustersim.scenario.changes.expert_parallel import ep_fits_domains, feasible_ep_degrees, fused_dispatcher
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
     ChangeSubject,
@@ -112,13 +110,9 @@ def _has_tensor_parallelism(scenario: Scenario) -> bool:
 
 def _other_dispatcher(baseline: Baseline) -> Iterator[Alternative]:
     """A fused dispatch kernel (DeepEP, HybridEP) in place of the library's all-to-all, or the reverse."""
-    layout, cluster = baseline.scenario.layout, baseline.scenario.cluster
-    if layout.dispatcher.has_custom_kernels:
-        other = TokenDispatcher.ALL_TO_ALL
-    else:
-        crosses_domains = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
-        other = TokenDispatcher.HYBRIDEP if crosses_domains else TokenDispatcher.DEEPEP
-    yield Alternative((f"layout.dispatcher={other.value}",), f": {other.value}, not {layout.dispatcher.value}")
+    present = baseline.scenario.layout.dispatcher
+    other = TokenDispatcher.ALL_TO_ALL if present.has_custom_kernels else fused_dispatcher(baseline.scenario)
+    yield Alternative((f"layout.dispatcher={other.value}",), f": {other.value}, not {present.value}")
 
 
 def _experts_across_domains(*, within: bool) -> Callable[[Baseline], Iterator[Alternative]]:

@@ -9,9 +9,10 @@ from clustersim.model.framework import GraphCapture, MeasuredHostUse
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import AttentionBackend, NoRecompute
 from clustersim.parallel.layer_partition import partition_layers
-from clustersim.parallel.mesh import HOST_AXIS
+from clustersim.parallel.mesh import EXPERT, HOST_AXIS
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.changes.catalogue.remedy import Alternative, explaining, remedy, setting
+from clustersim.scenario.changes.expert_parallel import fused_dispatcher
 from clustersim.scenario.changes.precision import default_recipe_name, supports_matmuls
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
@@ -42,14 +43,23 @@ def _can_capture_all(scenario: Scenario) -> bool:
     return scenario.framework.graph_capture is not GraphCapture.ALL and has_static_sizes
 
 
-def _cuda_graphs(scope: GraphCapture) -> Callable[[Baseline], Iterator[Alternative]]:
+def _could_capture_all(scenario: Scenario) -> bool:
+    """Whether Hybrid-EP in place of another dispatcher would allow it."""
+    captures_all = scenario.framework.graph_capture is GraphCapture.ALL or _can_capture_all(scenario)
+    has_hybridep = scenario.layout.ep > 1 and fused_dispatcher(scenario) is TokenDispatcher.HYBRIDEP
+    return has_hybridep and not captures_all
+
+
+def _cuda_graphs(scope: GraphCapture, *overrides: str) -> Callable[[Baseline], Iterator[Alternative]]:
+    """Passes in CUDA graphs. overrides: what they need besides."""
+
     def find_alternatives(baseline: Baseline) -> Iterator[Alternative]:
         framework = baseline.scenario.framework
         capture = f"{_GRAPHS}={'true' if scope is GraphCapture.ALL else scope.value}"
         if framework.graph_launch_seconds is not None:
-            yield Alternative((capture,))
+            yield Alternative((*overrides, capture))
         else:
-            other = (f"framework.name={_GRAPH_FRAMEWORK}", capture)
+            other = (f"framework.name={_GRAPH_FRAMEWORK}", *overrides, capture)
             yield Alternative(other, f": with {_GRAPH_FRAMEWORK}, as {framework.name} captures none here")
 
     return find_alternatives
@@ -165,6 +175,14 @@ HOST_REMEDIES: Final = (
             _LAUNCH,
             _cuda_graphs(GraphCapture.OUTSIDE_EXPERTS),
             is_relevant=lambda scenario: not scenario.framework.uses_cuda_graphs and _has_dropless_experts(scenario),
+        ),
+        remedy(
+            "cuda_graphs_hybridep",
+            "passes captured in CUDA graphs, tokens sent by hybridep (the graphs' own memory is not counted)",
+            ChangeSubject.HOST,
+            _LAUNCH | StepLoss.exposed(EXPERT) | {StepLoss.WAIT, StepLoss.SLOWED},
+            _cuda_graphs(GraphCapture.ALL, f"layout.dispatcher={TokenDispatcher.HYBRIDEP.value}"),
+            is_relevant=_could_capture_all,
         ),
         setting(
             "torch_compile",
