@@ -177,11 +177,11 @@ def _compute_seconds(segment: Segment, timing: SegmentTiming) -> tuple[Seconds, 
 
 
 def find_remedies(loss: TimeLoss, report: WhatIfReport) -> LossRemedies:
-    """Simulated changes that reduce a loss and the step time, and fit in memory."""
+    """Simulated changes that reduce a loss and the step time, and fit in memory where the unchanged step does."""
     changes = [
         (_loss_change(loss.loss, outcome), case, outcome)
         for case, outcome in report.simulated
-        if outcome.fits_in_memory
+        if outcome.fits_in_memory or not report.fits_in_memory
     ]
     threshold = MIN_RELATIVE_CHANGE * loss.seconds
     helpful = [change for change in changes if change[0] <= -threshold and change[2].is_faster]

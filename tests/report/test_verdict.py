@@ -87,16 +87,19 @@ def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPat
         )
     )
     assert "exposed tp" in text and "652 ms · 8.6%" in text
-    assert "helps: faster links: -5.0%" in text and "third" not in text
+    assert "helps: faster links: -5.0%" in text and "third" not in text and "does not fit" not in text
+    links, outcome = what_if_outcome("faster links", -0.05)
+    too_much = verdict_with_help(LossRemedies(((links, replace(outcome, fits_in_memory=False)),)))
+    assert "helps: faster links: -5.0% (does not fit)" in too_much
     assert "most sensitive to: slow links: +1.2%" in verdict_with_help(
         LossRemedies((), what_if_outcome("slow links", 0.012))
     )
     illegal = WhatIf("chunks", "more chunks", None, "126 layers do not divide", frozenset({TP_LOSS.loss}))
     nothing = verdict_with_help(LossRemedies((), None, ("user buffers",), (illegal,)))
-    assert "none reduces it: user buffers" in nothing
+    assert "none reduces it in a shorter step that fits: user buffers" in nothing
     assert "not tried: more chunks" in nothing
     many = verdict_with_help(LossRemedies((), None, ("user buffers", "b", "c", "d")))
-    assert "none reduces it: user buffers; b; 2 more below" in many
+    assert "none reduces it in a shorter step that fits: user buffers; b; 2 more below" in many
     assert "nothing that addresses it was tried" in verdict_with_help(LossRemedies(()))
     assert "tried" not in verdict_with_help(None)
 
