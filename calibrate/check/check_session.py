@@ -150,7 +150,8 @@ def _read_matching_record(scenario: Scenario, path: Path, device: str) -> Calibr
     record, expected = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != expected:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {expected}")
-    if record.origin is RecordOrigin.MEASURED and record.device.name != device:
+    is_named = bool(record.device.name)  # traces of a CPU do not say which one it is
+    if record.origin is RecordOrigin.MEASURED and is_named and record.device.name != device:
         raise InputError(
             f"{path}: device.name: {record.device.name} was measured, and this is {device}; check it there, or leave "
             "--record out to measure here"

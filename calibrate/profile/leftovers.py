@@ -15,7 +15,8 @@ from calibrate.profile.step_calls import Call, CallPass
 from calibrate.profile.windows import UNMATCHED
 from clustersim.model.kernels import KernelKind
 
-_COMPLETE: Final = 0.9  # part of a matmul from which on it lacks nothing: vocabularies are padded
+COMPLETE: Final = 0.9
+"""Part of a matmul from which on it lacks nothing: vocabularies are padded."""
 _FULL: Final = 1.1  # part beyond which it has too much
 
 
@@ -53,7 +54,7 @@ def drop_incomplete(matched: MatchedPass) -> None:
             fraction = part_of(matched.plan.kernels[index], call) if is_sized else None
             filled[index] += share * (math.inf if fraction is None else fraction)
     for position, (call_index, index, share) in enumerate(matched.shares):
-        if index >= 0 and math.isfinite(filled[index]) and not _COMPLETE <= filled[index] <= _FULL:
+        if index >= 0 and math.isfinite(filled[index]) and not COMPLETE <= filled[index] <= _FULL:
             matched.shares[position] = call_index, UNMATCHED, share
 
 
@@ -67,4 +68,4 @@ def _adding_up(kernel: PlanKernel, passes: Sequence[MatchedPass]) -> list[tuple[
             if fraction is not None and filled + fraction <= _FULL:
                 chosen.append((source, position))
                 filled += fraction
-    return chosen if filled >= _COMPLETE else []
+    return chosen if filled >= COMPLETE else []

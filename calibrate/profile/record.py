@@ -10,7 +10,6 @@ that other traffic left it, and the host is drawn.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.import_kineto import collective_samples
+from calibrate.profile.coverage import require_same_model
 from calibrate.profile.host_scale import fit_host_scale
 from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
@@ -40,7 +40,6 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.interop.device_names import device_matches
 from clustersim.interop.kineto import ProfilerTraces
-from clustersim.model.kernels import MatmulShape
 from clustersim.results.profiled_step import ProfiledStep, median_step
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -51,10 +50,7 @@ _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others
 _CPU: Final = "cpu"  # of the names of accelerators that are CPUs
 _NOTED: Final = 0.01  # share of a step
 _TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
-_LISTED_SIZES: Final = 4
-_NANOSECOND: Final = 1e-9
 _MILLISECOND: Final = 1e-3
-_MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     prepared, step = build_simulation(bare), median_step(traces.ranks)
     plans = [plan_passes(prepared, spans.rank) for spans in traces.ranks]
     matched, used, notes = _match_steps(traces, plans, step)
-    _require_same_model(matched, plans[0], traces)
+    require_same_model(matched, plans, traces.source)
     anchor = ProfileAnchor(
         traces=traces.source,
         ranks=len(traces.ranks),
@@ -242,30 +238,3 @@ def _require_same_job(traces: ProfilerTraces, scenario: Scenario) -> None:
             f"{traces.source}: is of {traces.world_size:,} ranks, and {scenario.name} has {world:,} GPUs; "
             "--for is the scenario of the profiled step itself"
         )
-
-
-def _require_same_model(matched: MatchedSteps, plan: tuple[PlanPass, ...], traces: ProfilerTraces) -> None:
-    """Raise InputError where most matmuls of the trace are none of the plan."""
-    share = matched.matched_anchor_seconds / matched.anchor_seconds if matched.anchor_seconds else 0.0
-    if share >= _MIN_MATCHED:
-        return
-    traced, planned = Counter[tuple[int, ...]](), Counter[tuple[int, ...]]()
-    for _, call in matched.unmatched:
-        if call.matmul is not None:
-            traced[call.matmul[:3]] += round(call.seconds / _NANOSECOND)
-    for kernel in (kernel for plan_pass in plan for kernel in plan_pass.kernels):
-        shape = kernel.kernel.shape
-        if isinstance(shape, MatmulShape):
-            sizes = max(shape.m, shape.n), min(shape.m, shape.n), shape.k
-            planned[sizes] += round(kernel.seconds / _NANOSECOND)
-    raise InputError(
-        f"{traces.source}: is of another model or layout: {1.0 - share:.0%} of the time of its matmuls and attention "
-        f"is in none of the plan's; it has {_format_sizes(traced) or 'none'}, the plan "
-        f"{_format_sizes(planned)} (m, n, k); --for is the scenario of the "
-        "profiled step itself"
-    )
-
-
-def _format_sizes(seconds: Counter[tuple[int, ...]]) -> str:
-    """The sizes that take most of the time."""
-    return ", ".join(" x ".join(map(str, sizes)) for sizes, _ in seconds.most_common(_LISTED_SIZES))

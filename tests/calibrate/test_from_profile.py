@@ -218,6 +218,7 @@ BAD: dict[str, tuple[str | bytes | dict[str, Any], str]] = {
     "truncated gzip": (gzip.compress(b'{"traceEvents": [' + b"{}," * 5000)[:30], "is not valid gzip, or truncated"),
     "no marks": (SyntheticProfile().add_kernel(GEMM, 1.0, 2.0, 3.0).content, "marks no steps"),
     "CPU only": (cpu_only().content, "nothing ran on a GPU in it"),
+    "no correlation ids": (without_correlation().content, "has no correlation ids"),
     "another model": (
         three_steps().content | {"deviceProperties": [{"name": "NVIDIA H200"}]},
         "is of another model or",

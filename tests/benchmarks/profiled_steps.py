@@ -1,0 +1,93 @@
+"""Train small steps of a scenario on CPUs, alternately profiled and timed: a process of `tests.benchmarks.profile`.
+
+    python -m tests.benchmarks.profiled_steps FOLDER SCENARIO ROUNDS BACKEND RANKS CHANGES [CHANGES ...]
+
+CHANGES: overrides as a JSON list; steps with the first ones are profiled, those with all of them are timed without a
+profiler, in turns. BACKEND: gloo under torchrun, or fake, of which this process is the only rank.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from calibrate.check.context import CheckContext, exit_immediately, join_processes, resolve_world
+from calibrate.check.phase_timer import PhaseTimer
+from calibrate.check.prediction import adapt_scenario
+from calibrate.check.trainer import training_step
+from calibrate.check.training_setup import training_setup
+from calibrate.collectives.process_groups import World
+from calibrate.devices.device import find_device
+from clustersim.interop.kineto import FAKE_BACKEND
+from clustersim.scenario import Scenario
+
+_WARM_UP: Final = 2  # steps
+_STEPS: Final = 5  # timed, or profiled, in a round
+
+
+@contextmanager
+def _context(scenario: Scenario, backend: str, ranks: int) -> Iterator[CheckContext]:
+    if backend != FAKE_BACKEND:
+        with join_processes(resolve_world(scenario), "cpu") as context:
+            yield context
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(FAKE_BACKEND, rank=0, world_size=ranks, store=FakeStore())
+    yield CheckContext(find_device("cpu"), World(0, ranks, ranks))
+
+
+def run_steps(scenario: Scenario, context: CheckContext, trace: Path | None) -> float:
+    """Median seconds of some steps; trace: written of them, where it is named."""
+    seconds = []
+    steps = schedule(wait=0, warmup=_WARM_UP, active=_STEPS, repeat=1)
+    activities = [ProfilerActivity.CPU]
+    profiled: Any = (
+        nullcontext() if trace is None else profile(activities=activities, schedule=steps, record_shapes=True)
+    )
+    with (
+        training_setup(adapt_scenario(scenario, on_cpu=True), context) as (trainer, batch),
+        profiled as profiler,
+    ):
+        timer = PhaseTimer(torch.device("cpu"))
+        for step in range(_WARM_UP + _STEPS):
+            context.barrier()
+            begin = time.perf_counter()
+            training_step(trainer, batch, timer)
+            timer.read_step()
+            if step >= _WARM_UP:
+                seconds.append(time.perf_counter() - begin)
+            if profiler is not None:
+                profiler.step()
+    if trace is not None:
+        trace.parent.mkdir(exist_ok=True, parents=True)
+        profiler.export_chrome_trace(str(trace))
+    return median(seconds)
+
+
+def main() -> None:
+    """Print the seconds of each round and case as JSON, on the first rank."""
+    folder, path, rounds, backend, ranks, *changes = sys.argv[1:]
+    torch.set_num_threads(1)
+    scenarios = [Scenario.load(path, json.loads(overrides)) for overrides in changes]
+    seconds: list[list[float]] = []
+    with _context(scenarios[0], backend, int(ranks)) as context:
+        for number in range(int(rounds)):
+            trace = Path(folder) / f"round-{number}" / f"rank-{context.world.rank}.json"
+            run_steps(scenarios[0], context, trace)
+            seconds.append([run_steps(scenario, context, None) for scenario in scenarios])
+        if context.is_first_rank:
+            print(json.dumps(seconds))
+    exit_immediately()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A profiled step is refused for another plan, even where each of its kernels would find a place in it."""
+
+import pytest
+
+from calibrate.profile.record import record_from_profile
+from clustersim.common.errors import InputError
+from clustersim.interop.kineto import ProfilerTraces, read_traces
+from tests.calibrate.profiled_steps import TRACES, llama
+
+FEWER = {
+    "deeper": (("model.layers=5",), r"mlp\.up \(22016 x 8192 x 4096\) 5 times and not 4"),
+    "more microbatches": (("training.global_batch=4",), r"attention\.core\.input_gradient 8 times and not [34]"),
+    "recomputed": (("training.recompute=full",), r"attention\.core 8 times and not 4"),
+    "wider MLP": (("model.ffn=14336",), r"\(8192 x 4096 x 14336\) 4 times and not 0.*; it has .*8192 x 4096 x 11008"),
+    "more words": (("model.vocab=128256",), r"head\.logits \(128256 x 8192 x 4096\) 1 times and not 0"),
+}
+MORE = {
+    "shallower": (("model.layers=3",), r"in 25 of a step .* \(8 of 8192 x 4096 x 4096, 4 of 8192 x 4096 x 11008"),
+    "fewer groups of keys": (("model.kv_heads=8",), r"24 of 8192 x 4096 x 4096"),
+}
+
+
+@pytest.fixture(scope="module", name="traces")
+def traces_fixture() -> ProfilerTraces:
+    return read_traces(TRACES / "h200_llama2_7b_4_layers.json.gz")
+
+
+@pytest.mark.parametrize("case", FEWER)
+def test_a_plan_that_runs_more_is_refused(traces: ProfilerTraces, case: str) -> None:
+    changes, message = FEWER[case]
+    with pytest.raises(InputError, match=f"is of another model or layout: .* run nowhere in a step of it.*{message}"):
+        record_from_profile(traces, llama(*changes))
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_a_plan_that_runs_less_is_refused(traces: ProfilerTraces, case: str) -> None:
+    changes, message = MORE[case]
+    with pytest.raises(InputError, match=f"is of another model or layout: .*{message}"):
+        record_from_profile(traces, llama(*changes))
