@@ -113,6 +113,8 @@ def _print_memory(memory: MemoryComparison) -> None:
         f"memory: allocated {format_bytes(anchor.allocated)} at the peak, reserved {format_bytes(anchor.reserved)}; "
         f"the model has {format_bytes(anchor.modelled)} of it ({anchor.modelled / anchor.allocated - 1.0:+.1%})"
     )
+    modelled = ", ".join(f"{category} {format_bytes(size)}" for category, size in memory.by_category.items())
+    print(f"  modelled: {modelled}")
     for origin, size in memory.peak.origins[:_LISTED]:
         print(f"  {format_bytes(size)} {origin}")
     if not memory.peak.has_history:

@@ -27,8 +27,10 @@ _GZIP: Final = b"\x1f\x8b"
 _FREED: Final = "free_requested"
 _LIVE_STATES: Final = ("active_allocated",)
 _LIBRARY: Final = re.compile(
-    r"(site|dist)-packages/torch/|/torch/(nn|_|utils|autograd|distributed)|/transformers/utils/"
+    r"(site|dist)-packages/(torch|einops)/|/torch/(nn|_|utils|autograd|distributed)|/transformers/utils/"
 )
+_AUTOGRAD_NODE: Final = re.compile(r"autograd::(?:\w+::)*(\w+)::apply\(")
+_OPERATOR: Final = re.compile(r"at::_ops::(\w+)::")
 _UNKNOWN_ORIGIN: Final = "before the history began"
 
 
@@ -157,9 +159,17 @@ def _origins(
 
 
 def _origin(frames: Any) -> str:
-    """The innermost function that is not a library's: its file, line and name."""
+    """The innermost function that is not a library's: its file, line and name.
+
+    Threads of autograd have no frames of Python, but those of its nodes and operators, where C++ frames were recorded.
+    """
     for frame in frames or ():
         file = str(frame.get("filename", ""))
         if file.endswith(".py") and not _LIBRARY.search(file):
             return f"{Path(file).name}:{frame.get('line', 0)} {frame.get('name', '')}".strip()
-    return _UNKNOWN_ORIGIN if not frames else str(frames[0].get("name", "library"))
+    names = [str(frame.get("name", "")) for frame in frames or ()]
+    for pattern, label in ((_AUTOGRAD_NODE, "backward, "), (_OPERATOR, "aten::")):
+        found = next((match for name in names if (match := pattern.search(name))), None)
+        if found:
+            return f"{label}{found[1]}"
+    return names[0] or "library" if names else _UNKNOWN_ORIGIN

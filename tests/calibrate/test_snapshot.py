@@ -60,6 +60,32 @@ def test_the_peak_is_found_by_going_back(tmp_path: Path, form: str) -> None:
     assert dict(peak.origins) == {"model.py:7 forward": 5 * MIB, "before the history began": MIB}
 
 
+def test_what_backward_allocates_is_named_by_its_node(tmp_path: Path) -> None:
+    """A thread of autograd has C++ frames only, where they were recorded; libraries' own functions are passed over."""
+    content = snapshot()
+    library = {"filename": "/x/site-packages/torch/functional.py", "line": 1, "name": "einsum"}
+    own = {"filename": "/home/u/model.py", "line": 9, "name": "scores"}
+    names = (
+        "torch::unwind::unwind()",
+        "at::_ops::mm::call(",
+        "torch::autograd::generated::MmBackward0::apply(std::vector",
+    )
+    unwound = [{"filename": "??", "line": 0, "name": name} for name in names]
+    stacks = [library, own], unwound, unwound[:2], []
+    content["device_traces"][0] = [
+        event("alloc", 5000 + number, 2 ** (20 + number)) | {"frames": frames} for number, frames in enumerate(stacks)
+    ]
+    content["segments"][0]["blocks"] = [
+        {"size": 2 ** (20 + number), "address": 5000 + number, "state": "active_allocated"} for number in range(4)
+    ]
+    file = tmp_path / "memory.json"
+    file.write_text(json.dumps(content))
+    assert dict(read_snapshot(file).origins) == {
+        "model.py:9 scores": MIB, "backward, MmBackward0": 2 * MIB, "aten::mm": 4 * MIB,
+        "before the history began": 8 * MIB,
+    }  # fmt: skip
+
+
 def test_a_snapshot_without_history_has_its_end(tmp_path: Path) -> None:
     file = tmp_path / "memory.pickle"
     file.write_bytes(pickle.dumps(snapshot() | {"device_traces": [[]]}))
