@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from calibrate.profile.coverage import is_host
 from calibrate.profile.memory import MemoryComparison, compare_memory
-from calibrate.profile.record import ProfileRecord, is_host, record_from_profile
+from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
 from clustersim.common.units import Dimension, Seconds, format_bytes, format_seconds, parse_quantity
@@ -57,7 +58,7 @@ def command(options: argparse.Namespace) -> None:
         path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
     }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
-    traces = _read(options.trace, on_host=is_host(scenario))
+    traces = _read(options.trace, on_host=is_host(scenario.cluster.accelerator))
     with show_activity("matching"):
         profile = record_from_profile(traces, scenario, options.step_time)
     memory = None

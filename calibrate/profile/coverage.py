@@ -18,12 +18,14 @@ from calibrate.profile.samples import MatchedSteps
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import signature_of
-from clustersim.model.kernels import Kernel, MatmulShape
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel, MatmulShape
 
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
 _MAX_MISSING: Final = 0.02  # of the modelled seconds of the plan's matmuls and attention that run nowhere
 _MAX_INCOMPLETE: Final = 0.5  # of the same: operators that run less often than in the plan, by however little
 _MAX_REPEATED: Final = 0.005  # of the traced seconds: those of no operator that have sizes of the plan
+_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
 _LISTED: Final = 4
 _NANOSECOND: Final = 1e-9
 _ADVICE: Final = "--for is the scenario of the profiled step itself"
@@ -51,12 +53,21 @@ class _Operator:
         return self.modelled * (self.planned - self.ran)
 
 
-def require_same_model(matched: MatchedSteps, plans: Sequence[tuple[PlanPass, ...]], source: str) -> None:
+def require_same_model(
+    matched: MatchedSteps, plans: Sequence[tuple[PlanPass, ...]], accelerator: Accelerator, source: str
+) -> None:
     """Raise InputError where the matmuls and attention of the steps are not those of the plans of their ranks."""
     kernels = [kernel for plan in plans for each_pass in plan for kernel in each_pass.kernels]
     _require_known_sizes(matched, kernels, source)
     _require_no_repetition(matched, kernels, source)
     _require_all_operators(matched, kernels, source)
+    if not is_host(accelerator):  # CPUs differ by more than their names say
+        _require_possible_rate(matched, accelerator, source)
+
+
+def is_host(accelerator: Accelerator) -> bool:
+    """Whether an accelerator is a CPU, which runs kernels itself."""
+    return accelerator.name.startswith(_CPU)
 
 
 def _require_known_sizes(matched: MatchedSteps, kernels: Sequence[PlanKernel], source: str) -> None:
@@ -138,6 +149,23 @@ def _require_no_repetition(matched: MatchedSteps, kernels: Sequence[PlanKernel],
         f"and attention is in {len(repeated) / matched.steps:g} of a step that are like the plan's, and more than it "
         f"has{f' ({examples})' if examples else ''}; compare layers, microbatches and recomputation; {_ADVICE}"
     )
+
+
+def _require_possible_rate(matched: MatchedSteps, accelerator: Accelerator, source: str) -> None:
+    """Compared with the accelerator's highest peak, of whatever number format."""
+    flops = seconds = 0.0
+    for signature, executions in matched.executions.items():
+        kernel = matched.kernels[signature]
+        if kernel.kind in TENSOR_CORE_KINDS:
+            ran = [execution.seconds for execution in executions if execution.seconds > 0.0]
+            flops, seconds = flops + kernel.flops * len(ran), seconds + sum(ran)
+    peak = max(accelerator.peak.values())
+    if flops > peak * seconds:
+        raise InputError(
+            f"{source}: is of another model or layout: the plan's matmuls and attention would compute "
+            f"{flops / seconds / peak:.1f} times as fast as {accelerator.name} can at its peak; the trace has no sizes "
+            f"(profile with record_shapes=True); {_ADVICE}"
+        )
 
 
 def _format_sizes(seconds: Counter[_Sizes]) -> str:

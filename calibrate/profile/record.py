@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.import_kineto import collective_samples
-from calibrate.profile.coverage import require_same_model
+from calibrate.profile.coverage import is_host, require_same_model
 from calibrate.profile.host_scale import fit_host_scale
 from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
@@ -47,7 +47,6 @@ from clustersim.simulation import simulate
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
-_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
 _NOTED: Final = 0.01  # share of a step
 _TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
 _MILLISECOND: Final = 1e-3
@@ -82,7 +81,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     prepared, step = build_simulation(bare), median_step(traces.ranks)
     plans = [plan_passes(prepared, spans.rank) for spans in traces.ranks]
     matched, used, notes = _match_steps(traces, plans, step)
-    require_same_model(matched, plans, traces.source)
+    require_same_model(matched, plans, scenario.cluster.accelerator, traces.source)
     anchor = ProfileAnchor(
         traces=traces.source,
         ranks=len(traces.ranks),
@@ -98,7 +97,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     if not _is_own(traces):
         record = replace(
             record,
-            host_launches=(compute_host_samples if is_host(scenario) else host_samples)(
+            host_launches=(compute_host_samples if is_host(scenario.cluster.accelerator) else host_samples)(
                 [plan for plan, _ in used], [calls for _, calls in used]
             ),
             collectives=collective_samples(traces, scenario.cluster),
@@ -178,7 +177,12 @@ def _record_of_kernels(
     )
     library = Path(scenario.cluster.library).stem
     return CalibrationRecord(
-        DeviceInfo(accelerator.name, traces.device_name, collectives=library, threads=int(is_host(scenario))),
+        DeviceInfo(
+            accelerator.name,
+            traces.device_name,
+            collectives=library,
+            threads=int(is_host(scenario.cluster.accelerator)),
+        ),
         MeasurementConditions(
             date=datetime.now(UTC).date().isoformat(),
             command=typed_command(sys.argv),
@@ -188,11 +192,6 @@ def _record_of_kernels(
         interference=matched.interference(kernels),
         profile=anchor,
     )
-
-
-def is_host(scenario: Scenario) -> bool:
-    """Whether the scenario's accelerator is a CPU, which runs kernels itself."""
-    return scenario.cluster.accelerator.name.startswith(_CPU)
 
 
 def _is_own(traces: ProfilerTraces) -> bool:

@@ -1,4 +1,4 @@
-"""Train small steps of a scenario on CPUs, alternately profiled and timed: a process of `tests.benchmarks.profile`.
+"""Train small steps of a scenario on CPUs, alternately profiled and timed: a process of `tests.benchmarks.records`.
 
     python -m tests.benchmarks.profiled_steps FOLDER SCENARIO ROUNDS BACKEND RANKS CHANGES [CHANGES ...]
 

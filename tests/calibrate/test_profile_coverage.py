@@ -1,5 +1,9 @@
 """A profiled step is refused for another plan, even where each of its kernels would find a place in it."""
 
+import gzip
+import json
+from pathlib import Path
+
 import pytest
 
 from calibrate.profile.record import record_from_profile
@@ -37,3 +41,15 @@ def test_a_plan_that_runs_less_is_refused(traces: ProfilerTraces, case: str) -> 
     changes, message = MORE[case]
     with pytest.raises(InputError, match=f"is of another model or layout: .*{message}"):
         record_from_profile(traces, llama(*changes))
+
+
+def test_without_sizes_a_larger_plan_would_be_too_fast(tmp_path: Path) -> None:
+    """As many matmuls and attention as in the trace, each 16 times as large."""
+    content = json.loads(gzip.decompress((TRACES / "h200_llama2_7b_4_layers.json.gz").read_bytes()))
+    for event in content["traceEvents"]:
+        event.get("args", {}).pop("Input Dims", None)
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps(content))
+    wider = "model.hidden=16384", "model.ffn=44032", "model.heads=128", "model.kv_heads=128"
+    with pytest.raises(InputError, match=r"would compute \d+\.\d times as fast as h200-sxm-141gb can at its peak"):
+        record_from_profile(read_traces(trace), llama(*wider))

@@ -1,0 +1,135 @@
+"""How well does the record of a profiled step predict others on this machine? Prints the error of each, in one run.
+
+    python -m tests.benchmarks.records                  DDP, FSDP2, tp 2, pp 2, one process, a fake process group
+    python -m tests.benchmarks.records --rounds 5 "ddp 2" "tp 2"
+
+In every round a step of `examples/tiny_cpu.yaml` is profiled and timed without a profiler, then steps with another
+depth, microbatch and sequence are timed, by the same processes (`tests.benchmarks.profiled_steps`); medians over
+rounds are printed. Of a fake process group its record predicts the steps of as many real processes, and records of two
+processes those of four, timed last. Errors mean little with other load: each process needs a core of its own.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from calibrate.profile.record import record_from_profile
+from clustersim.cost.calibration_record import CalibrationRecord
+from clustersim.interop.kineto import FAKE_BACKEND, read_traces
+from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
+
+ROOT: Final = Path(__file__).parents[2]
+SCENARIO: Final = str(ROOT / "examples" / "tiny_cpu.yaml")
+_GLOO: Final = "gloo"
+_OTHERS: Final = {
+    "as profiled": (),
+    "2 layers": ("model.layers=2",),
+    "microbatch 1": ("training.microbatch=1",),
+    "sequence 128": ("training.sequence=128",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A layout of some processes that is profiled. backend: of its process group."""
+
+    ranks: int
+    changes: tuple[str, ...]
+    backend: str = _GLOO
+
+    def overrides(self, others: Sequence[str] = ()) -> list[str]:
+        """Of the scenario, with other changes."""
+        return [f"cluster.gpus={self.ranks}", "training.global_batch=8", *self.changes, *others]
+
+    def scaled_to(self, ranks: int) -> "Case":
+        """The same with real processes, of which there are as many; only data parallelism takes more."""
+        changes = tuple(change.replace(f"dp={self.ranks}", f"dp={ranks}") for change in self.changes)
+        return Case(ranks, changes)
+
+
+CASES: Final = {
+    "one process": Case(1, ()),
+    "ddp 2": Case(2, ("layout.dp=2", "layout.data=ddp")),
+    "fsdp 2": Case(2, ("layout.dp=2", "layout.data=fsdp")),
+    "tp 2": Case(2, ("layout.tp=2",)),
+    "pp 2": Case(2, ("layout.pp=2",)),
+    "fake fsdp 2": Case(2, ("layout.dp=2", "layout.data=fsdp"), FAKE_BACKEND),
+}
+
+
+def run_case(case: Case, folder: Path, rounds: int) -> list[list[float]]:
+    """Seconds of the steps of `_OTHERS` in each round; traces of the first are in the folder."""
+    is_alone = case.ranks == 1 or case.backend == FAKE_BACKEND
+    processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
+    changes = [json.dumps(case.overrides(others)) for others in _OTHERS.values()]
+    done = subprocess.run(
+        [
+            sys.executable, *([] if is_alone else processes), "-m", "tests.benchmarks.profiled_steps", str(folder),
+            SCENARIO, str(rounds), case.backend, str(case.ranks), *changes,
+        ],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, check=True, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    seconds: list[list[float]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
+    return seconds
+
+
+def records(case: Case, folder: Path, seconds: Sequence[Sequence[float]]) -> list[CalibrationRecord]:
+    """The record of each round, with the time of its step without a profiler."""
+    scenario = Scenario.load(SCENARIO, case.overrides())
+    return [
+        record_from_profile(read_traces(folder / f"round-{number}", on_host=True), scenario, row[0]).record
+        for number, row in enumerate(seconds)
+    ]
+
+
+def errors(
+    case: Case, made: Sequence[CalibrationRecord], seconds: Sequence[Sequence[float]]
+) -> dict[str, tuple[float, ...]]:
+    """Predicted over measured steps, less 1: of each of `_OTHERS`, by round."""
+    results = {}
+    for index, (label, others) in enumerate(_OTHERS.items()):
+        scenario = Scenario.load(SCENARIO, case.overrides(others))
+        results[label] = tuple(
+            simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time / row[index] - 1.0
+            for record, row in zip(made, seconds, strict=True)
+        )
+    return results
+
+
+def print_errors(name: str, results: dict[str, tuple[float, ...]]) -> None:
+    """The median over rounds, and the extremes."""
+    for label, values in results.items():
+        print(f"{name:<22}{label:<14}{median(values):>+8.1%}  ({min(values):+.1%} to {max(values):+.1%})", flush=True)
+
+
+def main() -> None:
+    """Profile every layout and print the errors of its records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is profiled and timed (3)")
+    options = parser.parse_args()
+    for name in options.cases or CASES:
+        case = CASES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            seconds = run_case(case, Path(folder) / "profiled", options.rounds)
+            made = records(case, Path(folder) / "profiled", seconds)
+            if case.backend != FAKE_BACKEND:
+                print_errors(name, errors(case, made, seconds))
+            if case.ranks > 1 and any("dp=" in change for change in case.changes):
+                larger = case.scaled_to(2 if case.backend == FAKE_BACKEND else 4)
+                timed = run_case(larger, Path(folder) / "larger", options.rounds)
+                print_errors(f"{name} -> {larger.ranks}", errors(larger, made, timed))
+
+
+if __name__ == "__main__":
+    main()
