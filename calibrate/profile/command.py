@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from calibrate.profile.coverage import is_host
 from calibrate.profile.memory import MemoryComparison, compare_memory
 from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
@@ -58,7 +57,7 @@ def command(options: argparse.Namespace) -> None:
         path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
     }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
-    traces = _read(options.trace, on_host=is_host(scenario.cluster.accelerator))
+    traces = _read(options.trace, on_host=scenario.cluster.accelerator.is_cpu)
     with show_activity("matching"):
         profile = record_from_profile(traces, scenario, options.step_time)
     memory = None

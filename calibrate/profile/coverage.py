@@ -25,7 +25,6 @@ _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that
 _MAX_MISSING: Final = 0.02  # of the modelled seconds of the plan's matmuls and attention that run nowhere
 _MAX_INCOMPLETE: Final = 0.5  # of the same: operators that run less often than in the plan, by however little
 _MAX_REPEATED: Final = 0.005  # of the traced seconds: those of no operator that have sizes of the plan
-_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
 _LISTED: Final = 4
 _NANOSECOND: Final = 1e-9
 _ADVICE: Final = "--for is the scenario of the profiled step itself"
@@ -61,13 +60,8 @@ def require_same_model(
     _require_known_sizes(matched, kernels, source)
     _require_no_repetition(matched, kernels, source)
     _require_all_operators(matched, kernels, source)
-    if not is_host(accelerator):  # CPUs differ by more than their names say
+    if not accelerator.is_cpu:  # CPUs differ by more than their names say
         _require_possible_rate(matched, accelerator, source)
-
-
-def is_host(accelerator: Accelerator) -> bool:
-    """Whether an accelerator is a CPU, which runs kernels itself."""
-    return accelerator.name.startswith(_CPU)
 
 
 def _require_known_sizes(matched: MatchedSteps, kernels: Sequence[PlanKernel], source: str) -> None:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from calibrate.import_kineto import collective_samples
-from calibrate.profile.coverage import is_host, require_same_model
+from calibrate.profile.coverage import require_same_model
 from calibrate.profile.host_scale import fit_host_scale
 from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
@@ -97,7 +97,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     if not _is_own(traces):
         record = replace(
             record,
-            host_launches=(compute_host_samples if is_host(scenario.cluster.accelerator) else host_samples)(
+            host_launches=(compute_host_samples if scenario.cluster.accelerator.is_cpu else host_samples)(
                 [plan for plan, _ in used], [calls for _, calls in used]
             ),
             collectives=collective_samples(traces, scenario.cluster),
@@ -181,7 +181,7 @@ def _record_of_kernels(
             accelerator.name,
             traces.device_name,
             collectives=library,
-            threads=int(is_host(scenario.cluster.accelerator)),
+            threads=int(scenario.cluster.accelerator.is_cpu),
         ),
         MeasurementConditions(
             date=datetime.now(UTC).date().isoformat(),

@@ -36,7 +36,7 @@ def show_profile_difference(
         )
     outputs.check_writable([measured, file, *scenario.files])
     with show_activity("reading"):
-        traces = read_traces(measured)
+        traces = read_traces(measured, on_host=scenario.cluster.accelerator.is_cpu)
     world_size = scenario.layout.world_size
     if traces.world_size != world_size:
         ranks = f"{traces.world_size:,} rank{'s' * (traces.world_size > 1)}"

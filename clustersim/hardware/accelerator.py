@@ -29,6 +29,7 @@ from clustersim.hardware.technology_reader import read_generation
 MAX_SUSTAINED_RATIO: Final = 1.25  # relative to the rate of the published standalone kernels
 MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage by mistake
 _UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
+_CPU: Final = "cpu"  # of the names of CPUs
 _EXAMPLE: Final = "like: h100-sxm-80gb"
 
 
@@ -76,6 +77,11 @@ class Accelerator:
             formats = ", ".join(dtype_name.value for dtype_name in self.formats)
             raise InputError(f"{self.name} has no {dtype.value} peak; it computes in {formats}")
         return self.peak[dtype.peak_dtype]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, which runs its kernels itself: its packaged files are named so."""
+        return self.name.startswith(_CPU)
 
     @property
     def formats(self) -> tuple[DType, ...]:
