@@ -57,7 +57,7 @@ def check_scenario(scenario: Scenario, context: CheckContext, request: CheckRequ
     record = (
         None
         if request.record_path is None
-        else _read_matching_record(scenario, request.record_path, context.device.name)
+        else read_matching_record(scenario, request.record_path, context.device.name)
     )
     usable_bytes = min(context.all_gather(context.usable_bytes()))
     budget = (
@@ -145,7 +145,7 @@ def _train_and_measure(scenario: Scenario, context: CheckContext, schedule: Chec
     return run_on_all_ranks(context.world, measure_rounds)
 
 
-def _read_matching_record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
+def read_matching_record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
     """The record to predict with, which must be of the scenario's accelerator and, if measured, of this device."""
     record, expected = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != expected:

@@ -3,10 +3,14 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from clustersim.common.errors import InputError
 from clustersim.common.units import format_seconds
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, MeasurementConditions
+from clustersim.cost.record_file import write_record
 from clustersim.model.kernels import KernelKind
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.simulation import simulate
@@ -14,6 +18,7 @@ from tests.calibrate.check_scenarios import LLAMA, single_thread, small_scenario
 
 torch = pytest.importorskip("torch")
 
+from calibrate.check.check_session import read_matching_record  # noqa: E402
 from calibrate.check.measurement import median_step, merge_rank_times, pool_kernels  # noqa: E402
 from calibrate.check.phase_timer import StepPhase, StepTime  # noqa: E402
 from calibrate.check.prediction import adapt_scenario, peak_allocated, predict_step  # noqa: E402
@@ -199,3 +204,22 @@ def test_unmeasured_kernels_are_listed_with_their_seconds() -> None:
         f"{format_seconds(shown)} of the prediction rest on a model"
         in replace(_comparison(), unmeasured=missing).to_text()
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        (("cpu-laptop", "AMD EPYC"), None),
+        (("cpu-laptop", ""), None),  # a profile of a CPU does not say which one it is
+        (("cpu-laptop", "another CPU"), "device.name: another CPU was measured, and this is AMD EPYC"),
+        (("h100-sxm-80gb", ""), "device.accelerator: h100-sxm-80gb is not the scenario's, cpu-laptop"),
+    ],
+)
+def test_a_record_to_check_is_of_this_device(tmp_path: Path, device: tuple[str, str], error: str | None) -> None:
+    scenario, file = small_scenario(LLAMA, "cluster.name=laptop"), tmp_path / "record.json"
+    write_record(CalibrationRecord(DeviceInfo(*device), MeasurementConditions("", "", "")), file)
+    if error is None:
+        assert read_matching_record(scenario, file, "AMD EPYC").device.name == device[1]
+        return
+    with pytest.raises(InputError, match=error):
+        read_matching_record(scenario, file, "AMD EPYC")

@@ -56,6 +56,22 @@ def test_recompute_appears_in_kernel_counts(clustersim: CommandRunner, plan: Pat
     assert parts("A has no traces of ranks 1, 2, 3, 5 and 2 more ...").fullmatch(difference["notes"][0])
 
 
+def test_a_step_of_a_cpu_has_its_operators(clustersim: CommandRunner, tmp_path: Path) -> None:
+    """Without a GPU the host's own operators are the kernels, where the scenario's accelerator is a CPU."""
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
+    profile = SyntheticProfile()
+    profile.content["deviceProperties"] = []
+    for number in range(3):
+        begin = 1000.0 + 100.0 * number
+        profile.add_step(number, begin, 100.0)
+        operator = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": begin + 10.0, "dur": 60.0}
+        profile.events.append({**operator, "args": {"External id": number, "Input Dims": [[64, 32], [32, 16]]}})
+    difference = diff_json(clustersim, profile.write(tmp_path / "measured.json"), plan)
+    assert difference["first"]["step_time_s"] == pytest.approx(100e-6)
+    (matmuls,) = (row for row in difference["kinds"] if row["kind"] == "matmuls")
+    assert (matmuls["count"]["first"], matmuls["seconds"]["first"]) == (1, pytest.approx(60e-6))
+
+
 def test_profile_table_has_measured_and_predicted_times(clustersim: CommandRunner, tmp_path: Path) -> None:
     plan = write_plan(tmp_path, SINGLE_GPU_MAPPING)
     three_steps().write(tmp_path / "measured.json")
