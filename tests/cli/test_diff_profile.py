@@ -149,3 +149,19 @@ def test_invalid_profile_diff_has_a_one_line_error(
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert plan.exists()
+
+
+def test_an_interrupted_operator_of_a_cpu_is_still_one_kernel(clustersim: CommandRunner, tmp_path: Path) -> None:
+    """Where the operating system ran something else within the allocation of one of three equal products."""
+    plan = write_plan(tmp_path, {**BASE_MAPPING, "cluster": {"name": "laptop", "gpus": 1}, "layout": {}})
+    profile = SyntheticProfile()
+    for number, interruption in enumerate((0.0, 50.0, 0.0)):
+        begin = 1000.0 + 200.0 * number
+        profile.add_step(number, begin, 200.0)
+        for name, start, duration in (("mm", 10.0, 40.0 + interruption), ("zeros", 12.0, 4.0 + interruption)):
+            operator = {"ph": "X", "cat": "cpu_op", "name": f"aten::{name}", "pid": 7, "tid": 7}
+            times = {"ts": begin + start, "dur": duration, "args": {"External id": number}}
+            profile.events.append({**operator, **times})
+    profile.content["deviceProperties"] = []
+    difference = diff_json(clustersim, profile.write(tmp_path / "measured.json"), plan)
+    assert [row["count"]["first"] for row in difference["kinds"] if row["count"]["first"]] == [1]
