@@ -169,7 +169,7 @@ def _origin(frames: Any) -> str:
             return f"{Path(file).name}:{frame.get('line', 0)} {frame.get('name', '')}".strip()
     names = [str(frame.get("name", "")) for frame in frames or ()]
     for pattern, label in ((_AUTOGRAD_NODE, "backward, "), (_OPERATOR, "aten::")):
-        found = next((match for name in names if (match := pattern.search(name))), None)
-        if found:
-            return f"{label}{found[1]}"
+        match = next((match for name in names if (match := pattern.search(name))), None)
+        if match:
+            return f"{label}{match[1]}"
     return names[0] or "library" if names else _UNKNOWN_ORIGIN

@@ -38,8 +38,8 @@ def add_host_kernels(events: RankEvents, groups: Mapping[str, tuple[int, ...]]) 
     start, duration, thread = operators.floats("start"), operators.floats("duration"), operators.integers("thread")
     name, ids = operators.integers("name"), operators.integers("id")
     computes = np.array([_computes(text) for text in events.names], dtype=np.bool_)[name]
-    kinds = np.unique(np.stack([name, operators.integers("dims")]), axis=1, return_inverse=True)[1].reshape(-1)
-    kernels = np.flatnonzero(_kernels((start, duration), thread, kinds, computes)).tolist()
+    labels = np.stack([name, operators.integers("dims")])
+    kernels = np.flatnonzero(_kernels((start, duration), thread, labels, computes)).tolist()
     for number, index in enumerate(kernels):
         text = events.names[int(name[index])]
         is_matmul = text.removeprefix(_COMPUTE_PREFIX) in _MATMULS
@@ -75,13 +75,16 @@ def _computes(name: str) -> bool:
     return name.startswith(_COMPUTE_PREFIX) and name.removeprefix(_COMPUTE_PREFIX) not in _WITHOUT_COMPUTATION
 
 
-def _kernels(times: tuple[FloatArray, FloatArray], thread: IntArray, kinds: IntArray, computes: BoolArray) -> BoolArray:
+def _kernels(
+    times: tuple[FloatArray, FloatArray], thread: IntArray, labels: IntArray, computes: BoolArray
+) -> BoolArray:
     """[operators] whether each is a kernel: it computes for most of its time itself, and is not part of another one.
 
-    times: start and duration; kinds: equal for equal operators with equal shapes, which are kernels or not together:
-    any one of them may have been interrupted.
+    times: start and duration; labels: [2, operators] name and shapes: equal ones are kernels or not together, as any
+    one of them may have been interrupted. One around another of its name only dispatches it, as DTensor does.
     """
     start, duration = times
+    wraps = np.zeros(len(start), dtype=np.bool_)
     nested = np.zeros(len(start))
     parent = np.full(len(start), -1)
     for thread_id in np.unique(thread).tolist():
@@ -94,9 +97,11 @@ def _kernels(times: tuple[FloatArray, FloatArray], thread: IntArray, kinds: IntA
             if stack:
                 parent[index] = stack[-1]
                 nested[stack[-1]] += duration[index]
+                wraps[stack[-1]] |= labels[0, stack[-1]] == labels[0, index]
             stack.append(index)
+    kinds = np.unique(labels, axis=1, return_inverse=True)[1].reshape(-1)
     shares = np.divide(nested, duration, out=np.zeros(len(start)), where=duration > 0.0)
-    is_kernel = computes & (_medians(shares, kinds) <= _MAX_NESTED)
+    is_kernel = computes & ~wraps & (_medians(shares, kinds) <= _MAX_NESTED)
     is_part = np.zeros(len(start), dtype=np.bool_)
     for index in np.flatnonzero(parent >= 0)[np.argsort(start[parent >= 0], kind="stable")].tolist():
         is_part[index] = is_part[parent[index]] or is_kernel[parent[index]]
