@@ -201,9 +201,9 @@ class FsdpLowering:
 
 
 def _unit_parameters(builder: RankProgramBuilder, unit: Unit) -> ParameterCounts:
-    """Parameter groups of a unit, each with its number of parameters."""
+    """Parameter groups of a unit, each with the number of parameters that it uses."""
     return [
         (group, count)
         for group in builder.plan.parameter_groups
-        if (count := unit.parameters_by_group.get(group.name, 0))
+        if (count := unit.used_by_group.get(group.name, 0))
     ]

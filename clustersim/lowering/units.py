@@ -39,7 +39,8 @@ from clustersim.program.task import Operation
 class Unit:
     """Embedding, layer or head of a stage. Compared by identity, as equal layers share a unit.
 
-    parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss; has_backward:
+    parameters_by_group: parameters on this rank by parameter group; used_by_group: with those of earlier units that it
+    uses again; is_head: final norm, logits and loss; has_backward:
     backward runs through it; input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
     """
 
@@ -49,6 +50,7 @@ class Unit:
     input_gradients: tuple[Operation, ...]
     weight_gradients: tuple[Operation, ...]
     parameters_by_group: Mapping[str, int]
+    used_by_group: Mapping[str, int]
     is_head: bool = False
     has_backward: bool = True
 
@@ -247,7 +249,7 @@ def _prefetch_activations(operations: tuple[Operation, ...], size_bytes: Bytes) 
 def _build_unit(name: str, layer: LayerOperators, sharding: LayerSharding, recomputed: list[Operation]) -> Unit:
     if not layer.has_backward:
         forward = tuple(forward_operations(layer, sharding))
-        return Unit(name, forward, (), (), (), layer.parameters_by_group, has_backward=False)
+        return Unit(name, forward, (), (), (), layer.parameters_by_group, layer.used_parameters_by_group, has_backward=False)
     return Unit(
         name=name,
         forward=tuple(forward_operations(layer, sharding)),
@@ -255,4 +257,5 @@ def _build_unit(name: str, layer: LayerOperators, sharding: LayerSharding, recom
         input_gradients=(*recomputed, *input_gradient_operations(layer, sharding)),
         weight_gradients=tuple(weight_gradient_operations(layer, sharding)),
         parameters_by_group=layer.parameters_by_group,
+        used_by_group=layer.used_parameters_by_group,
     )

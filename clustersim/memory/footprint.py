@@ -113,7 +113,7 @@ class Footprint:
             for group in self.plan.trained_groups
         }
         return max(
-            sum(unit.parameters_by_group.get(name, 0) * width for name, width in widths.items()) for unit in units
+            sum(unit.used_parameters_by_group.get(name, 0) * width for name, width in widths.items()) for unit in units
         )
 
     def low_precision_copy_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
@@ -397,5 +397,5 @@ def _gathered_unit_bytes(
     """Bytes of a unit's sharded parameters when gathered. dtype_of: selects one of their formats."""
     sharded_groups = (group for group in groups if group.shard_count > 1)
     return float(
-        sum(unit.parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups)
+        sum(unit.used_parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups)
     )

@@ -5,11 +5,11 @@ the released repositories. Nemotron-H's layers are a mixer or an MLP each (`hybr
 Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2.
 Multi-token prediction layers of Nemotron-H (`mtp_hybrid_override_pattern`) and Qwen3-Next have attention and an MLP or
 experts; other families have none. Left out: multipliers of
-embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that Zamba 2 shares among layers.
+embeddings, residuals and logits (Falcon-H1, Granite 4).
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -35,9 +35,11 @@ from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.parallel_mixers import ParallelMixers
+from clustersim.model.shared_block_spec import SharedBlock
 from clustersim.model.transformer import TransformerModel
 
 _FULL, _LINEAR, _MAMBA, _ATTENTION = "full_attention", "linear_attention", "mamba", "attention"
+_HYBRID: Final = "hybrid"
 _NEMOTRON_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _DENSE_QWEN: Final = "qwen3_5_text"
 _QWEN_MOE: Final = MoeConfigKeys(
@@ -297,6 +299,39 @@ def read_falcon_h1(config: HfConfig) -> TransformerModel:
     return rmsnorm_model(config, [LayerSpec(mixer, mlp)] * config.layer_count("num_hidden_layers"))
 
 
+def read_zamba2(config: HfConfig) -> TransformerModel:
+    """Zamba 2: Mamba 2, and before some layers one of a few blocks of attention and an MLP that they share in turn."""
+    for key in ("add_bias_linear", "use_long_context"):
+        config.require_value(key, False, default=False)
+    count, hidden = config.layer_count("num_hidden_layers"), config.positive_int("hidden_size")
+    kinds = config.per_layer_values("layers_block_type", (_MAMBA, _HYBRID), count)
+    if kinds is None:
+        raise InputError(f"{config.path}: has no layers_block_type, which a {config.family} model needs")
+    inner, heads = config.positive_int("mamba_expand", 2) * hidden, config.positive_int("n_mamba_heads", 8)
+    config.require_divides("n_mamba_heads", heads, "mamba_expand x hidden_size", inner)
+    mamba = Mamba2(
+        *(heads, inner // heads, config.positive_int("mamba_d_state", 64), config.positive_int("mamba_ngroups", 1)),
+        conv_taps=config.positive_int("mamba_d_conv", 4),
+    )
+    blocks = _zamba2_blocks(config, kinds.count(_HYBRID), hidden)
+    specs = (LayerSpec(mamba, None, shared=next(blocks) if kind == _HYBRID else None) for kind in kinds)
+    return rmsnorm_model(config, specs, tied=True)
+
+
+def _zamba2_blocks(config: HfConfig, uses: int, hidden: int) -> Iterator[SharedBlock]:
+    """Each use of a shared block, in order of the layers; its attention is as wide as stream and embedding."""
+    blocks, attention_heads = config.positive_int("num_mem_blocks", 1), config.positive_int("num_attention_heads", 32)
+    config.require_divides("num_attention_heads", attention_heads, "2 x hidden_size", 2 * hidden)
+    head_dim = 2 * hidden // attention_heads
+    rotary = 1.0 if config.boolean("use_mem_rope", default=False) else 0.0
+    attention = _read_attention(config.with_values(head_dim=head_dim), rotary_percent=rotary)
+    first = SharedBlock(
+        *(0, attention, config.positive_int("intermediate_size", 4 * hidden), config.positive_int("adapter_rank", 128)),
+        adapts_attention=config.boolean("use_shared_attention_adapter", default=False),
+    )
+    return (replace(first, index=use % blocks, holds_weights=use < blocks) for use in range(uses))
+
+
 HYBRID_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(
     {
         "nemotron_h": read_nemotron_h,
@@ -310,5 +345,6 @@ HYBRID_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Ma
         "jamba": read_jamba,
         "granitemoehybrid": read_granite_hybrid,
         "falcon_h1": read_falcon_h1,
+        "zamba2": read_zamba2,
     }
 )

@@ -22,7 +22,7 @@ _FAMILIES_BY_LAYER: Final = {
     "a short gated convolution in place of attention": "lfm2 lfm2_moe",
     "per-layer embeddings and several residual streams that take turns": "gemma3n gemma3n_text",
     "a gated linear recurrent unit": "recurrent_gemma",
-    "an attention block whose weights several layers share": "zamba zamba2",
+    "an attention block whose weights several layers share, next to Mamba 1 of several heads": "zamba",
     "cross-attention to the states of an image encoder": "mllama mllama_text_model",
     "layers of which each has heads and an MLP of another size": "openelm",
     "layers without attention, or with a linear one, as a search chose them": "deci nemotron-nas nemotron_nas",

@@ -29,8 +29,9 @@ from clustersim.model.transformer import cross_norm_parameters
 
 
 class LayerBranches(NamedTuple):
-    """Operators of a layer's branches: of its mixer, of attention to another sequence, of its MLP; empty: none."""
+    """Operators of a layer's branches: of a shared block, its mixer, attention to another sequence, its MLP; empty: none."""
 
+    shared: list[Operator]
     mixer: list[Operator]
     cross: list[Operator]
     mlp: list[Operator]
@@ -42,9 +43,10 @@ def block_operators(rank: RankContext, spec: LayerSpec, branches: LayerBranches)
     if spec.block.is_parallel and branches.mixer and branches.mlp:
         return *modulation, *_parallel_block(rank, spec, branches.mixer, branches.mlp)
     starts_linear = spec.mixer is not None and registered_mixer(spec.mixer).starts_linear
-    name = "mixer" if spec.attention is None else "attention"
+    name = "mixer" if spec.attention is None or branches.shared else "attention"
     return (
         *modulation,
+        *branches.shared,
         *_branch(rank, spec, name, branches.mixer, starts_linear=starts_linear),
         *_cross_branch(rank, branches.cross),
         *_branch(rank, spec, "mlp", branches.mlp, starts_linear=isinstance(spec.mlp, DenseMlp)),

@@ -16,6 +16,7 @@ from clustersim.model.conditioning import Modulation
 from clustersim.model.cross_attention_spec import CrossAttention
 from clustersim.model.mixer import Mixer
 from clustersim.model.parallel_mixers import ParallelMixers
+from clustersim.model.shared_block_spec import SharedBlock
 
 
 class MlpType(IdentityEnum):
@@ -138,7 +139,8 @@ class LayerSpec:
     (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe; cross: attention to
     another sequence between mixer and MLP, with a norm and a residual connection of its own; modulation: shifts, scales
     and gates of mixer and MLP; stream_tokens: how many tokens of a sequence pass weights of their own (those of a text
-    in a double-stream block, which attention joins with the others).
+    in a double-stream block, which attention joins with the others); shared: a use of a block that several layers share,
+    before the mixer.
     """
 
     mixer: Mixer | None
@@ -149,15 +151,18 @@ class LayerSpec:
     cross: CrossAttention | None = None
     modulation: Modulation | None = None
     stream_tokens: int = 0
+    shared: SharedBlock | None = None
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """Its mixers: of its own sequence, and of another."""
-        return tuple(mixer for mixer in (self.mixer, self.cross) if mixer is not None)
+        """Its mixers: of a shared block, of its own sequence, and of another."""
+        return tuple(mixer for mixer in (self.shared, self.mixer, self.cross) if mixer is not None)
 
     @property
     def attention(self) -> SoftmaxAttention | None:
-        """The attention, if the mixer is one or has one next to another."""
+        """The attention, if the mixer is one, or has one next to it or before it."""
+        if self.shared is not None:
+            return self.shared.attention
         match self.mixer:
             case SoftmaxAttention() as attention:
                 return attention

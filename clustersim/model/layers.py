@@ -35,6 +35,7 @@ from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.registry import registered_mixer
+from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.mlp import mlp_operators
 from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
@@ -120,7 +121,8 @@ def _all_operators(rank: RankContext, spec: LayerSpec) -> tuple[Operator, ...]:
 
 def _branch_operators(rank: RankContext, spec: LayerSpec) -> LayerBranches:
     cross = [] if spec.cross is None else cross_attention_operators(rank, spec.cross, after_norm=False)
-    return LayerBranches(_mixer_operators(rank, spec), cross, _mlp_operators(rank, spec))
+    shared = [] if spec.shared is None else shared_block_operators(rank, spec.shared, after_norm=False)
+    return LayerBranches(shared, _mixer_operators(rank, spec), cross, _mlp_operators(rank, spec))
 
 
 def _finish_layer(rank: RankContext, layer: LayerOperators, flow: GradientFlow) -> LayerOperators:

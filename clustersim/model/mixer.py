@@ -90,14 +90,3 @@ class Mixer(ABC):
     def with_changes(self, changes: Mapping[str, Any]) -> "Mixer":  # noqa: ARG002 - of the protocol
         """The mixer with other dimensions of attention (keys of a scenario's layers); others have none of these."""
         return self
-
-    def exchanged_widths(self, tp: int, ranks: int) -> tuple[int, int]:  # noqa: ARG002 - of the protocol
-        """Elements per token that one of tp ranks exchanges with `ranks` others for heads: before and after mixing.
-
-        Of a mixer whose keys and values may travel a ring instead; else 0.
-        """
-        return 0, 0
-
-    def kv_width(self, tp: int) -> int:  # noqa: ARG002 - of the protocol
-        """Elements per token of keys and values on one of tp ranks, where these travel a ring; else 0."""
-        return 0

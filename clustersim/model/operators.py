@@ -167,8 +167,8 @@ class TpCollectives:
 class Operator:
     """One operator of a layer on one rank.
 
-    parameter_count: parameters on this rank, of the parameter group `parameter_group`; saved_bytes:
-    activations saved from forward to backward if nothing is recomputed; deferred_wgrad_bytes: held from the
+    parameter_count: parameters on this rank, of the parameter group `parameter_group`; reused_parameters: those of an
+    earlier layer that it uses again; saved_bytes: activations saved from forward to backward if nothing is recomputed; deferred_wgrad_bytes: held from the
     input gradient to the weight gradient where the two run separately (its input and its output gradient);
     memberships: recomputable modules that it belongs to; reads_module: the module whose output is its
     `wgrad_input_bytes`; recompute_override: kernels that selective recomputation by operations runs again
@@ -191,6 +191,7 @@ class Operator:
     input_gradient: tuple[Kernel, ...] = ()
     weight_gradient: tuple[Kernel, ...] = ()
     parameter_count: int = 0
+    reused_parameters: int = 0
     parameter_group: str = DENSE
     saved_bytes: Bytes = 0.0
     deferred_wgrad_bytes: Bytes = 0.0
@@ -294,6 +295,15 @@ class LayerOperators:
         counts: dict[str, int] = {}
         for operator in self.operators:
             counts[operator.parameter_group] = counts.get(operator.parameter_group, 0) + operator.parameter_count
+        return counts
+
+    @property
+    def used_parameters_by_group(self) -> dict[str, int]:
+        """The same with those of earlier layers that it uses again, which are gathered and reduced for it, too."""
+        counts = self.parameters_by_group
+        for operator in self.operators:
+            if operator.reused_parameters:
+                counts[operator.parameter_group] += operator.reused_parameters
         return counts
 
     @property

@@ -42,7 +42,3 @@ class ParallelMixers(Mixer):
     def sharded_sizes(self) -> tuple[ShardedSize, ...]:
         """Of both, those of the other mixer first, which context parallelism may exchange."""
         return (*self.other.sharded_sizes, *self.attention.sharded_sizes)
-
-    def kv_width(self, tp: int) -> int:
-        """Elements per token of the attention's keys and values."""
-        return self.attention.kv_width(tp)

@@ -25,6 +25,18 @@ def _nemotron(name: str, source: str, pattern: str, sizes: tuple[int, ...], **ma
     )
 
 
+def _zamba2(name: str, hybrid_layers: tuple[int, ...], sizes: tuple[int, ...], **keys: Any) -> ModelPreset:
+    """A Zamba 2; hybrid_layers: those with a shared block; sizes: layers, hidden, heads and state of Mamba 2, blocks."""
+    layers, hidden, mamba_heads, state, blocks = sizes
+    content = {
+        **config_dimensions(layers, hidden, 4 * hidden, 32, 32, 32000, 4096),
+        "layers_block_type": ["hybrid" if layer in hybrid_layers else "mamba" for layer in range(layers)],
+        **{"n_mamba_heads": mamba_heads, "mamba_d_state": state, "num_mem_blocks": blocks},
+    }
+    source = f"Zamba 2, arXiv:2411.15242, section 2; Zyphra/{name.replace('zamba2', 'Zamba2').replace('b', 'B')}"
+    return preset_from_config(name, "zamba2", source, {**content, **keys})
+
+
 _GRANITE_SMALL: Final[dict[str, Any]] = {
     "layer_types": 4 * [*5 * ["mamba"], "attention", *4 * ["mamba"]],
     **{"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1},
@@ -119,4 +131,11 @@ HYBRID_PRESETS: Final = (
         "ibm-granite/granite-4.0-h-small",
         config_dimensions(40, 4096, 768, 32, 8, 100352, 131072) | _GRANITE_SMALL,
     ),
+    _zamba2(
+        *("zamba2-1.2b", (5, 11, 17, 23, 29, 35), (38, 2048, 64, 128, 1)),
+        use_shared_attention_adapter=True,
+        use_mem_rope=True,
+    ),
+    _zamba2("zamba2-2.7b", (6, 12, 18, 24, 30, 36, 42, 47, 51), (54, 2560, 80, 64, 2)),
+    _zamba2("zamba2-7b", (6, *range(11, 78, 6)), (81, 3584, 112, 64, 2), mamba_ngroups=2, use_mem_rope=True),
 )

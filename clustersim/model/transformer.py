@@ -271,6 +271,7 @@ def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
         cross=spec.cross,
         modulation=spec.modulation,
         stream_tokens=spec.stream_tokens,
+        shared=None if spec.shared is None else spec.shared.with_changes(attention_changes),
     )
 
 
@@ -338,6 +339,9 @@ def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
         case None:
             mlp = 0
     scales = _branch_count(spec) * model.hidden if model.layer_scale else 0
+    shared = 0
+    if spec.shared is not None:
+        shared = spec.shared.parameter_count(model.hidden, linear_bias=model.linear_bias)
     cross = 0
     if spec.cross is not None:
         cross = spec.cross.parameter_count(model.hidden, linear_bias=model.linear_bias) + cross_norm_parameters(model)
@@ -346,7 +350,7 @@ def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
     one_bias = model.hidden if spec.block is BlockForm.PARALLEL_FUSED and model.linear_bias else 0
     streams = 2 if spec.stream_tokens else 1
     branches = mixer + mlp + scales + modulation - one_bias + _norm_count(spec) * norm_parameter_count(model)
-    return streams * branches + cross + mtp_projection
+    return streams * branches + shared + cross + mtp_projection
 
 
 def _mtp_projection_elements(model: TransformerModel) -> int:

@@ -20,7 +20,7 @@ from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync,
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mixer_exchange import mixer_exchange, ring_blocks
+from clustersim.parallel.attention_exchange import attention_exchange, ring_blocks
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
@@ -365,9 +365,9 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        if spec.mixer is None:
+        if spec.attention is None:
             return sharding
-        context = mixer_exchange(spec.mixer, self.layout, self.layer_shard, activation_format)
+        context = attention_exchange(spec.attention, self.layout, self.layer_shard, activation_format)
         return replace(sharding, context=context)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:

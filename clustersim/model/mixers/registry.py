@@ -19,9 +19,11 @@ from clustersim.model.mixers.lightning_attention import LightningAttention, ligh
 from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
 from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
 from clustersim.model.mixers.parallel import parallel_operators
+from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.operators import Operator
 from clustersim.model.parallel_mixers import ParallelMixers
 from clustersim.model.sharded_layer import RankContext
+from clustersim.model.shared_block_spec import SharedBlock
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 
 
@@ -49,6 +51,7 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
         DeepseekSparseAttention: RegisteredMixer(deepseek_sparse_attention_operators),
         BlockAttention: RegisteredMixer(block_attention_operators, starts_linear=True),
         ParallelMixers: RegisteredMixer(parallel_operators),
+        SharedBlock: RegisteredMixer(shared_block_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
         Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),
         GatedDeltaNet: RegisteredMixer(gated_delta_net_operators, starts_linear=True),

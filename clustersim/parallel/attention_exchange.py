@@ -1,8 +1,8 @@
-"""What do context-parallel ranks exchange for a mixer with keys and values, and in how many kernels does it run?"""
+"""What do context-parallel ranks exchange for attention, with keys and values, and in how many kernels does it run?"""
 
 from clustersim.common.dtypes import DType
 from clustersim.model.attention_spec import SoftmaxAttention
-from clustersim.model.mixer import ContextRule, Mixer
+from clustersim.model.mixer import ContextRule
 from clustersim.model.operators import LayerShard
 from clustersim.model.overheads import RingAttention
 from clustersim.model.training import AttentionBackend, Training
@@ -17,16 +17,19 @@ def ring_blocks(layout: Layout, training: Training) -> int:
     return layout.cp if is_flash and has_blocks and layout.cp_balanced else 1
 
 
-def mixer_exchange(mixer: Mixer, layout: Layout, shard: LayerShard, activations: DType) -> ContextParallel | None:
-    """What context-parallel ranks exchange for a mixer; None: it has no keys and values. activations: their format."""
-    if mixer.context_rule is not ContextRule.KV_RING:
+def attention_exchange(
+    attention: SoftmaxAttention, layout: Layout, shard: LayerShard, activations: DType
+) -> ContextParallel | None:
+    """What context-parallel ranks exchange for attention; None: no keys and values. activations: their format."""
+    if attention.context_rule is not ContextRule.KV_RING:
         return None
-    widths = mixer.exchanged_widths(layout.tp, layout.exchanging_ranks)
+    widths = attention.exchanged_widths(layout.tp, layout.exchanging_ranks)
     heads, outputs = (float(shard.tokens * width * activations.bytes) for width in widths)
-    kv_width, by_blocks = mixer.kv_width(layout.tp * layout.exchanging_ranks), False
-    if isinstance(mixer, SoftmaxAttention):
-        by_blocks = shard.ring_blocks > 1 and mixer.attends_to_all(shard.keys)
-        kv_width = mixer.repeated_kv_width(layout.tp) if shard.repeats_kv and layout.exchanging_ranks == 1 else kv_width
+    by_blocks = shard.ring_blocks > 1 and attention.attends_to_all(shard.keys)
+    repeats = shard.repeats_kv and layout.exchanging_ranks == 1
+    kv_width = (
+        attention.repeated_kv_width(layout.tp) if repeats else attention.kv_width(layout.tp * layout.exchanging_ranks)
+    )
     kv_bytes = float(shard.batch * shard.keys * kv_width * activations.bytes)
     return ContextParallel(
         *(layout.cp_kind, layout.cp, layout.inner_ranks, activations, kv_bytes, heads, outputs), by_blocks
