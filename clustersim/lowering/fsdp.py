@@ -203,7 +203,5 @@ class FsdpLowering:
 def _unit_parameters(builder: RankProgramBuilder, unit: Unit) -> ParameterCounts:
     """Parameter groups of a unit, each with the number of parameters that it uses."""
     return [
-        (group, count)
-        for group in builder.plan.parameter_groups
-        if (count := unit.used_by_group.get(group.name, 0))
+        (group, count) for group in builder.plan.parameter_groups if (count := unit.used_by_group.get(group.name, 0))
     ]

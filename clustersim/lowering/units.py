@@ -249,7 +249,9 @@ def _prefetch_activations(operations: tuple[Operation, ...], size_bytes: Bytes) 
 def _build_unit(name: str, layer: LayerOperators, sharding: LayerSharding, recomputed: list[Operation]) -> Unit:
     if not layer.has_backward:
         forward = tuple(forward_operations(layer, sharding))
-        return Unit(name, forward, (), (), (), layer.parameters_by_group, layer.used_parameters_by_group, has_backward=False)
+        return Unit(
+            name, forward, (), (), (), layer.parameters_by_group, layer.used_parameters_by_group, has_backward=False
+        )
     return Unit(
         name=name,
         forward=tuple(forward_operations(layer, sharding)),

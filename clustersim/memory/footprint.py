@@ -397,5 +397,7 @@ def _gathered_unit_bytes(
     """Bytes of a unit's sharded parameters when gathered. dtype_of: selects one of their formats."""
     sharded_groups = (group for group in groups if group.shard_count > 1)
     return float(
-        sum(unit.used_parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups)
+        sum(
+            unit.used_parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups
+        )
     )

@@ -29,7 +29,7 @@ from clustersim.model.transformer import cross_norm_parameters
 
 
 class LayerBranches(NamedTuple):
-    """Operators of a layer's branches: of a shared block, its mixer, attention to another sequence, its MLP; empty: none."""
+    """Operators of a layer's branches: shared block, mixer, attention to another sequence, MLP; empty: none."""
 
     shared: list[Operator]
     mixer: list[Operator]

@@ -139,8 +139,8 @@ class LayerSpec:
     (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe; cross: attention to
     another sequence between mixer and MLP, with a norm and a residual connection of its own; modulation: shifts, scales
     and gates of mixer and MLP; stream_tokens: how many tokens of a sequence pass weights of their own (those of a text
-    in a double-stream block, which attention joins with the others); shared: a use of a block that several layers share,
-    before the mixer.
+    in a double-stream block, which attention joins with the others); shared: a use of a block that several layers
+    share, before the mixer.
     """
 
     mixer: Mixer | None

@@ -26,7 +26,7 @@ def _nemotron(name: str, source: str, pattern: str, sizes: tuple[int, ...], **ma
 
 
 def _zamba2(name: str, hybrid_layers: tuple[int, ...], sizes: tuple[int, ...], **keys: Any) -> ModelPreset:
-    """A Zamba 2; hybrid_layers: those with a shared block; sizes: layers, hidden, heads and state of Mamba 2, blocks."""
+    """A Zamba 2; hybrid_layers: those with a shared block; sizes: layers, hidden, Mamba 2's heads and state, blocks."""
     layers, hidden, mamba_heads, state, blocks = sizes
     content = {
         **config_dimensions(layers, hidden, 4 * hidden, 32, 32, 32000, 4096),

@@ -15,12 +15,12 @@ from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, NoRecompute, Training
 from clustersim.model.transformer import Encoder, TransformerModel
+from clustersim.parallel.attention_exchange import attention_exchange, ring_blocks
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.attention_exchange import attention_exchange, ring_blocks
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch

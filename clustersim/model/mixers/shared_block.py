@@ -25,7 +25,6 @@ from clustersim.model.operators import (
 )
 from clustersim.model.overheads import Accumulation
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.model.shared_block_spec import SharedBlock
 from clustersim.model.sharded_layer import (
     RankContext,
     gradient_sum_kernel,
@@ -34,6 +33,7 @@ from clustersim.model.sharded_layer import (
     replicated_linear,
     residual_add_operator,
 )
+from clustersim.model.shared_block_spec import SharedBlock
 from clustersim.model.training import FusedKernel
 
 

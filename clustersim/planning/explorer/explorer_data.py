@@ -153,6 +153,11 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
             f"model: {model.name} reads images, and the explorer's page knows models of tokens only; run, check, "
             "search and what-if know all"
         )
+    if any(spec.shared is not None for spec in model.distinct_specs):
+        raise InputError(
+            f"model: layers of {model.name} share a block, and all on the explorer's page have their own weights; run, "
+            "check, search and what-if know all"
+        )
     for mixer in model.distinct_mixers:
         if mixer.saves_by_selection:
             raise InputError(

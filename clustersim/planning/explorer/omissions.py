@@ -13,8 +13,8 @@ from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.model.optimizers import MatrixOptimizer
 from clustersim.model.overheads import RingAttention
-from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.attention_exchange import ring_blocks
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.results.memory_check import fits_in_memory, memory_timelines
 from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import check_layers
