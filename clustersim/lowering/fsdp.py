@@ -60,7 +60,12 @@ class FsdpLowering:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
-        """Gather, run and (backward) reduce unit by unit; return the last compute task."""
+        """Gather, run and (backward) reduce unit by unit; return the last compute task.
+
+        Nothing is gathered for a backward that passes no unit (of a frozen encoder alone).
+        """
+        if not execution_order(builder.units.stage_units(stage_pass.stage), stage_pass.action.kind):
+            return builder.add_full_pass(stage_pass)
         if builder.splits_passes:
             self._lower_units(builder, stage_pass)
         elif (

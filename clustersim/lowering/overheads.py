@@ -58,7 +58,8 @@ def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage
 
 def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
     """The pass, after the tasks that fetch a microbatch's tokens, if there are any."""
-    training, needs_tokens = builder.plan.training, stage_pass.stage.has_embedding or stage_pass.stage.has_head
+    training, stage = builder.plan.training, stage_pass.stage
+    needs_tokens = stage.has_embedding or stage.has_head or stage.has_encoder
     if stage_pass.action.kind is not FORWARD or not (
         needs_tokens or training.overheads.batch_transfer is BatchTransfer.PACKED
     ):

@@ -298,24 +298,12 @@ class RankProgramBuilder:
         """
         if min(source_stage, target_stage) < 0 or max(source_stage, target_stage) >= len(self.plan.stages):
             return None
-        direction, activation_count = (
-            self.plan.placement.direction(source_stage, target_stage),
-            self.plan.sent_activation_count(min(source_stage, target_stage)),
-        )
-        return self._messages_by_direction.get((target_stage > source_stage, direction, activation_count))
-
-    @cached_property
-    def _messages_by_direction(self) -> Mapping[tuple[bool, int, int], CommOp]:
-        """Messages by (is forward, direction, number of activations)."""
-        activation_bytes = self.plan.activation_bytes / self.plan.layout.tp
-        return {
-            (is_forward, direction, count): CommOp(
-                name, CollectiveType.SEND_RECV, comm_group.name, count * activation_bytes
-            )
-            for is_forward, name in ((True, "activations"), (False, "gradients"))
-            for comm_group, direction in P2P_DIRECTIONS.items()
-            for count in (1, 1 + self.plan.model.mtp_layers)
-        }
+        is_forward, direction = target_stage > source_stage, self.plan.placement.direction(source_stage, target_stage)
+        group = next((group for group, other in P2P_DIRECTIONS.items() if other == direction), None)
+        if group is None or not (is_forward or self.plan.receives_gradients(target_stage)):
+            return None
+        size = self.plan.sent_bytes(min(source_stage, target_stage)) / self.plan.layout.tp
+        return CommOp("activations" if is_forward else "gradients", CollectiveType.SEND_RECV, group.name, size)
 
     def add_dp_collective(self, comm_op: CommOp, depends_on: Sequence[int]) -> int:
         """Add a collective of data parallelism; return its task id."""

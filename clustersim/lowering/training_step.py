@@ -237,7 +237,7 @@ def _stage_input(
     message = _stage_message(builder, kind, source, stage)
     if message is None or layout.tp == 1 or layout.sequence_parallel:
         return message, ()
-    size = builder.plan.sent_activation_count(min(source, stage)) * builder.plan.activation_bytes
+    size = builder.plan.sent_bytes(min(source, stage))
     gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TP_GROUP.name, size)
     return message, (Operation(gather, WorkType.FORWARD if forward else WorkType.BACKWARD),)
 

@@ -82,7 +82,7 @@ class UnitBuilder:
     _layer_cache: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operation_cache: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _stage_class_cache: dict[int, int] = field(default_factory=dict)
-    _class_by_content: dict[tuple[LayerStack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
+    _class_by_content: dict[tuple[LayerStack, tuple[bool, ...], tuple[int | None, ...]], int] = field(default_factory=dict)
 
     def stage_units(self, stage: PipelineStage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""
@@ -94,7 +94,8 @@ class UnitBuilder:
         """Index of the equivalence class of a stage: equal for stages with equal work."""
         stage_class = self._stage_class_cache.get(stage.index)
         if stage_class is None:
-            content = stage.stack, stage.has_embedding, stage.has_head, self.plan.load_indices(stage)
+            ends = stage.has_encoder, stage.has_embedding, stage.has_head
+            content = stage.stack, ends, self.plan.load_indices(stage)
             stage_class = self._stage_class_cache[stage.index] = self._class_by_content.setdefault(
                 content, len(self._class_by_content)
             )

@@ -92,7 +92,8 @@ class Activations:
 
     def stage_bytes(self, stage: PipelineStage, kind: ActionKind) -> ActivationBytes:
         """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
-        key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
+        ends = stage.has_encoder, stage.has_embedding, stage.has_head
+        key = stage.stack, ends, self.plan.sent_activation_count(stage.index), kind
         if key not in self._bytes_cache:
             sizes = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
             self._bytes_cache[key] = self._with_encoder(stage, kind, sizes)
@@ -112,6 +113,8 @@ class Activations:
         freed = 0.0 if kind is ActionKind.WEIGHT_GRADIENT else own_saved
         forward = max(unit.forward_bytes for unit in encoder.plan.stage_units(encoder.stage))
         temporary = max(own_transient, transient - freed, forward - own_saved)
+        if not (stage.has_embedding or self.plan.layout.deallocate_pipeline_outputs):
+            saved += encoder.projected_bytes  # which an encoder alone sends
         return own_saved + saved, own_wgrad + for_wgrad, temporary
 
     def saved_bytes(self, stage: PipelineStage) -> Bytes:
@@ -131,7 +134,8 @@ class Activations:
 
     def saved_counts(self, stage: PipelineStage) -> ActivationCounts:
         """What one microbatch saves on a stage."""
-        output_count = 0 if stage.has_head else self.plan.sent_activation_count(stage.index)
+        is_sent = not stage.has_head and stage.index >= self.plan.first_model_stage
+        output_count = self.plan.sent_activation_count(stage.index) if is_sent else 0
         counts = Counter(
             {
                 **_end_counts(stage, ActivationKind.EMBEDDING_SAVED, ActivationKind.HEAD_SAVED),

@@ -169,8 +169,8 @@ class Operator:
 
     parameter_count: parameters on this rank, of the parameter group `parameter_group`; reused_parameters: those of an
     earlier layer that it uses again; saved_bytes: activations saved from forward to backward if nothing is recomputed;
-    deferred_wgrad_bytes: held from the input gradient to the weight gradient where the two run separately (its input and
-    its output gradient);
+    deferred_wgrad_bytes: held from the input gradient to the weight gradient where the two run separately (its input
+    and its output gradient);
     memberships: recomputable modules that it belongs to; reads_module: the module whose output is its
     `wgrad_input_bytes`; recompute_override: kernels that selective recomputation by operations runs again
     (None: all of forward), saving `saved_output_bytes` of the other outputs; region_input: which input of its

@@ -7,6 +7,8 @@ and the last stage, section 3.3.2). Or they are partitioned by one of Megatron-L
 (megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`): the embedding or the logits count
 as a layer, or the first or the last pipeline rank has a given number of layers. Megatron's pipeline layout
 strings are read by `pipeline_layout_string`. Layers that differ may be balanced by their FLOP (`BalancedFlops`).
+An encoder of images in front of the model runs on the first stage, or has that stage, and so ranks, of its own
+(`BehindEncoder`; Megatron-LM's encoder_pipeline_model_parallel_size).
 
 Multi-token prediction (MTP) layers are all on one stage behind the stack's last layer: on the last stage, or
 where a layout string has them. Every later stage is sent each MTP layer's output in addition to the stack's
@@ -22,7 +24,7 @@ from typing import Final
 from clustersim.common.errors import InputError
 from clustersim.common.units import Flop
 from clustersim.model.layer_stack import LayerStack, layer_count, slice_layers
-from clustersim.program.placement import Placement
+from clustersim.program.placement import Placement, looped_placement
 
 _BISECTIONS: Final = 100  # of a limit of FLOP, until float64 has no number between its bounds
 NO_MTP_LAYERS: Final[Mapping[int, LayerStack]] = MappingProxyType({})
@@ -30,12 +32,13 @@ NO_MTP_LAYERS: Final[Mapping[int, LayerStack]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """Contents of one virtual stage."""
+    """Contents of one virtual stage. has_encoder: it runs the encoder in front of the model, before its layers."""
 
     index: int
     stack: LayerStack
     has_embedding: bool
     has_head: bool
+    has_encoder: bool = False
 
     @property
     def layer_count(self) -> int:
@@ -175,8 +178,26 @@ class PipelineLayoutString:
     mtp_layer_counts: tuple[int, ...]
 
 
-LayerPartition = tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | BalancedFlops | None
+@dataclass(frozen=True, slots=True)
+class BehindEncoder:
+    """An encoder alone has the first stage; partition: of the layers over all others, one on each pipeline rank."""
+
+    partition: "LayerPartition"
+
+    def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
+        """Layers of each stage."""
+        return 0, *partition_layers(self.partition, layers, looped_placement(placement.pipeline_size - 1))
+
+
+LayerPartition = (
+    tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | BalancedFlops | BehindEncoder | None
+)
 """Layers of each stage, explicit or by a rule; None: evenly."""
+
+
+def first_model_stage(partition: LayerPartition) -> int:
+    """Index of the stage of the embedding: the first one, or that behind an encoder's own."""
+    return 1 if isinstance(partition, BehindEncoder) else 0
 
 
 def partition_layers(partition: LayerPartition, layers: int, placement: Placement) -> tuple[int, ...]:
@@ -196,6 +217,8 @@ def mtp_stage_index(partition: LayerPartition, stages: int) -> int:
     match partition:
         case PipelineLayoutString(mtp_layer_counts=mtp_layer_counts):
             return next((stage for stage, mtp_count in enumerate(mtp_layer_counts) if mtp_count), stages - 1)
+        case BehindEncoder(inner):
+            return 1 + mtp_stage_index(inner, stages - 1)
     return stages - 1
 
 
@@ -213,16 +236,19 @@ def partition_evenly(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def build_stages(
-    stack: LayerStack, counts: Sequence[int], mtp_layers: Mapping[int, LayerStack] = NO_MTP_LAYERS
+    stack: LayerStack,
+    counts: Sequence[int],
+    mtp_layers: Mapping[int, LayerStack] = NO_MTP_LAYERS,
+    first_stage: int = 0,
 ) -> tuple[PipelineStage, ...]:
     """Virtual stages with the embedding on the first and final norm, logits and loss on the last.
 
-    counts: layers of each stage; mtp_layers: MTP layers by stage.
+    counts: layers of each stage; mtp_layers: MTP layers by stage; first_stage: index of the embedding's.
     """
     last, first_layers = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(
         PipelineStage(
-            index, (*slice_layers(stack, first, layers), *mtp_layers.get(index, ())), index == 0, index == last
+            index, (*slice_layers(stack, first, layers), *mtp_layers.get(index, ())), index == first_stage, index == last
         )
         for index, (first, layers) in enumerate(zip(first_layers, counts, strict=False))
     )

@@ -10,6 +10,7 @@ from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
+from clustersim.model.model_ends import Projector
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
@@ -18,7 +19,13 @@ from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.attention_exchange import attention_exchange, ring_blocks
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
-from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
+from clustersim.parallel.layer_partition import (
+    PipelineStage,
+    build_stages,
+    first_model_stage,
+    mtp_stage_index,
+    partition_layers,
+)
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
@@ -78,7 +85,16 @@ class Plan:
     def stages(self) -> tuple[PipelineStage, ...]:
         """Virtual stages in model order."""
         counts = partition_layers(self.layout.layers_per_stage, self.model.layer_count, self.placement)
-        return build_stages(self.stack, counts, {self._mtp_stage: self.model.mtp_stack})
+        mtp_layers = {self._mtp_stage: self.model.mtp_stack}
+        stages = build_stages(self.stack, counts, mtp_layers, self.first_model_stage)
+        if self.model.encoder is None:
+            return stages
+        return replace(stages[0], has_encoder=True), *stages[1:]
+
+    @property
+    def first_model_stage(self) -> int:
+        """Index of the stage of the embedding: 0, but behind an encoder with ranks of its own."""
+        return first_model_stage(self.layout.layers_per_stage)
 
     @cached_property
     def _mtp_stage(self) -> int:
@@ -92,12 +108,27 @@ class Plan:
         """
         return 1 + self.model.mtp_layers if self._mtp_stage <= stage < len(self.placement.stage_ranks) - 1 else 1
 
+    def sent_bytes(self, stage: int) -> Bytes:
+        """Bytes that a stage sends to the next, of all tensor-parallel ranks together.
+
+        An encoder alone sends what its projector makes of a microbatch's images.
+        """
+        if stage >= self.first_model_stage or self.encoder is None:
+            return self.sent_activation_count(stage) * self.activation_bytes
+        return self.encoder.projected_bytes
+
+    def receives_gradients(self, stage: int) -> bool:
+        """Whether gradients are sent back to a stage: not to a frozen encoder alone."""
+        if stage >= self.first_model_stage or self.encoder is None:
+            return True
+        return any(unit.has_backward for unit in self.stage_units(self.stages[stage]))
+
     @cached_property
     def embedding_ranks(self) -> tuple[int, ...]:
         """Pipeline ranks that hold the embedding table: for tokens, for MTP layers, or for tied logits."""
         ranks, model = self.placement.stage_ranks, self.model
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
-        return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
+        return tuple(dict.fromkeys([ranks[self.first_model_stage], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
     @property
     def accumulation(self) -> Accumulation:
@@ -143,7 +174,7 @@ class Plan:
 
     def stage_head(self, stage: PipelineStage) -> LayerOperators:
         """The head of a stage that has it: tied if its rank also has the embedding and the model ties them."""
-        has_embedding = self._shares_rank(stage, 0) or (
+        has_embedding = self._shares_rank(stage, self.first_model_stage) or (
             self.model.mtp_layers > 0 and self._shares_rank(stage, self._mtp_stage)
         )
         return self.tied_head if self.model.tied_embeddings and has_embedding else self.head
@@ -160,18 +191,19 @@ class Plan:
 
     def mtp_embeddings(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
         """Embeddings of the MTP layers of a stage; the rank may have the table already."""
-        first = self.shared_embedding if self._shares_rank(stage, 0) else self.embedding
+        is_held = self._shares_rank(stage, self.first_model_stage)
+        first = self.shared_embedding if is_held else self.embedding
         return (first, *[self.shared_embedding] * (stage.mtp_layer_count - 1)) if stage.mtp_layer_count else ()
 
     @cached_property
     def encoder(self) -> "EncoderPlan | None":
-        """How the ranks of the first stage run the model's encoder, if it has one."""
+        """How the ranks of the first stage run the model's encoder, before its layers or alone, if it has one."""
         encoder = self.model.encoder
         return None if encoder is None else EncoderPlan.of_plan(self, encoder)
 
     def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
-        """The encoder, on the stage that runs it: that of the embedding."""
-        return self.encoder if stage.has_embedding else None
+        """The encoder, on the stage that runs it."""
+        return self.encoder if stage.has_encoder else None
 
     def stage_units(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
         """A stage's encoder, embedding, layers and head, as far as it has them."""
@@ -416,6 +448,15 @@ class EncoderPlan:
         )
         stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
         return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage)
+
+    @property
+    def projected_bytes(self) -> Bytes:
+        """Bytes of the tokens that the projector makes of a microbatch's images."""
+        head, training = self.plan.model.head, self.plan.training
+        if not isinstance(head, Projector):
+            raise TypeError(f"{self.plan.model.name} has no projector")
+        tokens = training.microbatch * head.projected_tokens(training.sequence)
+        return float(tokens * head.widths[-1] * training.recipe.activations.bytes)
 
 
 def _moe_layer_count(run: LayerGroup) -> int:

@@ -33,13 +33,13 @@ from clustersim.model.layer_stack import layer_specs
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.context_parallel import ContextParallelKind
-from clustersim.parallel.layer_partition import BalancedFlops
+from clustersim.parallel.layer_partition import BalancedFlops, BehindEncoder
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.cost import CostRecordConfig, RecordScaleConfig
 from clustersim.scenario.config.expert_load import ExpertLoadConfig
-from clustersim.scenario.config.layout import LayoutConfig
+from clustersim.scenario.config.layout import EncoderPlacement, LayoutConfig
 from clustersim.scenario.config.placement import PlacementConfig
 from clustersim.scenario.config.reliability import ReliabilityConfig
 from clustersim.scenario.config.scenario import ClusterConfig, FrameworkConfig, ScenarioConfig
@@ -240,7 +240,10 @@ def read_layout(
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
     """
-    section, balanced = config.layout, partial(_balanced_flops, model, config.training.sequence_tokens)
+    section, sequence = config.layout, config.training.sequence_tokens
+    has_own_stage = section.encoder_placement is EncoderPlacement.OWN_STAGE
+    balanced = partial(_balanced_flops, model, sequence, encoder=not has_own_stage)
+    partition = section.layers_per_stage.layer_partition(balanced)
     deallocate_pipeline_outputs, overlap_setting = (
         section.deallocate_pipeline_outputs,
         section.overlap_moe_expert_parallel_comm,
@@ -261,7 +264,7 @@ def read_layout(
             "mirrored": is_bidirectional,
             "order": tuple(section.order),
             "data": section.data.strategy(),
-            "layers_per_stage": section.layers_per_stage.layer_partition(balanced),
+            "layers_per_stage": BehindEncoder(partition) if has_own_stage else partition,
             "overlap_moe_expert_parallel_comm": overlaps_by_default if overlap_setting is None else overlap_setting,
             "deallocate_pipeline_outputs": framework.deallocate_pipeline_outputs
             if deallocate_pipeline_outputs is None
@@ -276,10 +279,13 @@ def _context_kind(degree: int, framework: Framework) -> ContextParallelKind:
     return ContextParallelKind(kinds[0]) if degree > 1 else ContextParallelKind.RING
 
 
-def _balanced_flops(model: TransformerModel, sequence: int) -> BalancedFlops:
-    """Model FLOP of each layer, of which a causal mask's half is counted, of the logits and of an encoder."""
-    encoder = model.encoder
-    encoder_flops = 0.0 if encoder is None else encoder_image_flops(encoder) * encoder.samples / sequence
+def _balanced_flops(model: TransformerModel, sequence: int, *, encoder: bool) -> BalancedFlops:
+    """Model FLOP of each layer, of which a causal mask's half is counted, of the logits and of an encoder.
+
+    encoder: it runs on the first of these stages.
+    """
+    tower = model.encoder if encoder else None
+    encoder_flops = 0.0 if tower is None else encoder_image_flops(tower) * tower.samples / sequence
     by_spec = {spec: layer_token_flops(model, spec, sequence) for spec in model.distinct_specs}
     layer_flops = tuple(by_spec[spec] for spec in layer_specs(model.stack))
     return BalancedFlops(layer_flops, 6.0 * model.vocab * model.hidden, encoder_flops)

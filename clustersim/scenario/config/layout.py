@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from enum import Enum
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -101,6 +102,13 @@ class LayerSplitConfig(ConfigModel):
         return EndRankLayers(self.first, self.last) if (self.first, self.last) != (None, None) else None
 
 
+class EncoderPlacement(Enum):
+    """Which ranks run an encoder in front of the model: those of the FIRST_STAGE, or an OWN_STAGE before it."""
+
+    FIRST_STAGE = "first_stage"
+    OWN_STAGE = "own_stage"
+
+
 class LayoutConfig(ConfigModel):
     """`layout`: degrees of parallelism. `dp` left out is the GPU count over the product of the other degrees."""
 
@@ -160,6 +168,8 @@ class LayoutConfig(ConfigModel):
     """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
     layers_per_stage: LayerSplitConfig = LayerSplitConfig()
     """partition of layers into pipeline stages; left out: even"""
+    encoder_placement: Annotated[EncoderPlacement, enum_parser(EncoderPlacement)] = EncoderPlacement.FIRST_STAGE
+    """ranks of model.encoder: those of the first pipeline stage, or own_stage: the first pipeline rank, and no layers"""
 
     @model_validator(mode="before")
     @classmethod

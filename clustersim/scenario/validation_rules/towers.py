@@ -6,9 +6,10 @@ Each check reports in one sentence what conflicts and what would fit.
 from collections.abc import Iterator
 
 from clustersim.model.transformer import Encoder, TransformerModel
+from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.scenario.validation_rules.remedies import Problem, Remedy
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy, SizeProblem
 from clustersim.schedules.zero_bubble import ZeroBubble
 
 
@@ -44,6 +45,26 @@ def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
     widths = encoder.projector.widths[:-1]
     for width in (width for width in widths if width % layout.tp):
         yield f"layout.tp: {layout.tp} does not divide the projector's width {width} of {model.name}"
+
+
+def check_encoder_placement(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that an encoder with a stage of its own exists, and leaves stages for the model, one on each rank."""
+    layout, model = scenario.layout, scenario.model
+    if not isinstance(layout.layers_per_stage, BehindEncoder):
+        return
+    if model.encoder is None:
+        yield f"layout.encoder_placement: own_stage, but {model.name} has no encoder; leave it out, or give model.encoder"
+    elif layout.pp == 1:
+        yield SizeProblem(
+            f"layout.encoder_placement: own_stage takes a pipeline rank from pp 1, so {model.name} has none",
+            Remedy("layout.pp", ((2,),)),
+            Remedy("layout.encoder_placement", (("first_stage",),)),
+        )
+    elif scenario.placement.max_chunks > 1:
+        yield (
+            f"layout.encoder_placement: own_stage, but with schedule {scenario.schedule.name} the encoder's rank has "
+            "stages of the model, too; write first_stage, or a schedule of one stage a rank, such as 1f1b"
+        )
 
 
 def _conflicts(model: TransformerModel, conflicts: dict[str, bool]) -> Iterator[str]:
