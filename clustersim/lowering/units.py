@@ -82,7 +82,9 @@ class UnitBuilder:
     _layer_cache: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operation_cache: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _stage_class_cache: dict[int, int] = field(default_factory=dict)
-    _class_by_content: dict[tuple[LayerStack, tuple[bool, ...], tuple[int | None, ...]], int] = field(default_factory=dict)
+    _class_by_content: dict[tuple[LayerStack, tuple[bool, ...], tuple[int | None, ...]], int] = field(
+        default_factory=dict
+    )
 
     def stage_units(self, stage: PipelineStage) -> tuple[Unit, ...]:
         """Units of a stage in model order."""

@@ -105,7 +105,7 @@ class Activations:
         What exists while a layer of a frozen encoder runs forward counts as temporary in the backward of the same
         microbatch, when the stage holds its own activations, too.
         """
-        encoder = self.plan.stage_encoder(stage)
+        encoder = self.plan.largest_encoder if stage.has_encoder else None
         if encoder is None:
             return sizes
         saved, for_wgrad, transient = Activations(encoder.plan).stage_bytes(encoder.stage, kind)

@@ -109,7 +109,7 @@ def model_flops(
     model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
 ) -> Flop:
     """Model FLOP of one training step of the full job; packed documents count as sequences of their own."""
-    encoder_flops = training.global_batch * _encoder_sequence_flops(model, convention)
+    encoder_flops = _encoder_flops(model, training, convention)
     if training.documents is None:
         tokens = training.global_batch * training.sequence
         return tokens * token_flops(model, training.sequence, training.lora, convention) + encoder_flops
@@ -121,12 +121,12 @@ def model_flops(
     )
 
 
-def _encoder_sequence_flops(model: TransformerModel, convention: AttentionFlopConvention) -> Flop:
-    """Model FLOP of a model's encoder and projector for one sequence."""
+def _encoder_flops(model: TransformerModel, training: Training, convention: AttentionFlopConvention) -> Flop:
+    """Model FLOP of a model's encoder and projector in one step."""
     encoder = model.encoder
     if encoder is None:
         return 0.0
-    return encoder_image_flops(encoder, convention) * encoder.samples
+    return encoder_image_flops(encoder, convention) * encoder.batch_samples(training.global_batch, training.sequence)
 
 
 def encoder_image_flops(encoder: Encoder, convention: AttentionFlopConvention = AttentionFlopConvention.FULL) -> Flop:

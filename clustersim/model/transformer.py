@@ -14,6 +14,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FULL_ATTENTION_FIELDS, FullAttention, LatentAttention, SoftmaxAttention
 from clustersim.model.conditioning import Conditioning
 from clustersim.model.gradient_flow import ALL_TRAINED, ModelGradients
+from clustersim.model.image_counts import ImageCounts, drawn_images
 from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
@@ -184,13 +185,14 @@ class TransformerModel:
 class Encoder:
     """A tower of its own in front of a language model: an encoder of images whose head is a projector.
 
-    samples: images of a sequence of the language model, in the mean; recomputed: it is under the recomputation policy
-    of the language model, too.
+    samples: images of a sequence of the language model, in the mean; counts: what those of each are drawn from, None:
+    all have as many; recomputed: it is under the recomputation policy of the language model, too.
     """
 
     model: TransformerModel
     samples: float
     recomputed: bool = True
+    counts: ImageCounts | None = None
 
     @property
     def projector(self) -> Projector:
@@ -207,8 +209,18 @@ class Encoder:
 
     @property
     def projected_tokens(self) -> float:
-        """Tokens of a sequence of the language model that come from images."""
+        """Tokens of a sequence of the language model that come from images, in the mean."""
         return self.samples * self.projector.projected_tokens(self.sample_tokens)
+
+    def samples_held(self, sequence: int) -> int:
+        """Images that a sequence of the language model has room for."""
+        return sequence // self.projector.projected_tokens(self.sample_tokens)
+
+    def batch_samples(self, sequences: int, sequence: int) -> float:
+        """Images of a step with this many sequences, of `sequence` tokens each."""
+        if self.counts is None:
+            return self.samples * sequences
+        return drawn_images(self.counts, sequences, self.samples_held(sequence))
 
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")

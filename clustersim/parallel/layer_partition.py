@@ -248,7 +248,10 @@ def build_stages(
     last, first_layers = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(
         PipelineStage(
-            index, (*slice_layers(stack, first, layers), *mtp_layers.get(index, ())), index == first_stage, index == last
+            index,
+            (*slice_layers(stack, first, layers), *mtp_layers.get(index, ())),
+            index == first_stage,
+            index == last,
         )
         for index, (first, layers) in enumerate(zip(first_layers, counts, strict=False))
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
+from clustersim.model.image_counts import ImageBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.model_ends import Projector
@@ -128,7 +129,9 @@ class Plan:
         """Pipeline ranks that hold the embedding table: for tokens, for MTP layers, or for tied logits."""
         ranks, model = self.placement.stage_ranks, self.model
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
-        return tuple(dict.fromkeys([ranks[self.first_model_stage], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
+        return tuple(
+            dict.fromkeys([ranks[self.first_model_stage], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])])
+        )
 
     @property
     def accumulation(self) -> Accumulation:
@@ -199,7 +202,29 @@ class Plan:
     def encoder(self) -> "EncoderPlan | None":
         """How the ranks of the first stage run the model's encoder, before its layers or alone, if it has one."""
         encoder = self.model.encoder
-        return None if encoder is None else EncoderPlan.of_plan(self, encoder)
+        if encoder is None:
+            return None
+        images = self._image_batch(encoder)
+        even = round(self.training.microbatch * encoder.samples)
+        return EncoderPlan.of_plan(self, encoder, even if images is None else images.busiest)
+
+    @cached_property
+    def largest_encoder(self) -> "EncoderPlan | None":
+        """The same for the microbatch with the most images, which decides how much memory is needed."""
+        encoder = self.model.encoder
+        images = None if encoder is None else self._image_batch(encoder)
+        if encoder is None or images is None:
+            return self.encoder
+        return EncoderPlan.of_plan(self, encoder, images.largest)
+
+    def _image_batch(self, encoder: Encoder) -> ImageBatch | None:
+        """The images of a step, where sequences differ in how many they have."""
+        if encoder.counts is None:
+            return None
+        training, layout = self.training, self.layout
+        waits = layout.data.shards_parameters or layout.ep > 1
+        sizes = encoder.samples_held(training.sequence), self.microbatches, layout.dp, training.microbatch
+        return ImageBatch(encoder.counts, *sizes, waits)
 
     def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
         """The encoder, on the stage that runs it."""
@@ -426,8 +451,8 @@ class EncoderPlan:
     stage: PipelineStage
 
     @classmethod
-    def of_plan(cls, plan: Plan, encoder: Encoder) -> "EncoderPlan":
-        """The encoder of a plan's model."""
+    def of_plan(cls, plan: Plan, encoder: Encoder, images: int) -> "EncoderPlan":
+        """The encoder of a plan's model. images: of a microbatch."""
         layout, training, stages = plan.layout, plan.training, len(plan.placement.stage_ranks)
         own_layout = replace(
             layout,
@@ -439,8 +464,8 @@ class EncoderPlan:
         own_training = replace(
             training,
             sequence=encoder.sample_tokens,
-            microbatch=round(training.microbatch * encoder.samples),
-            global_batch=round(training.global_batch * encoder.samples) * layout.cp,
+            microbatch=images,
+            global_batch=images * plan.microbatches * own_layout.dp,
             recompute=training.recompute if encoder.recomputed else NoRecompute(),
             offload=replace(training.offload, activations=None),
             documents=None,

@@ -163,7 +163,8 @@ def describe_model(model: TransformerModel) -> str:
 def _describe_encoder(encoder: Encoder) -> str:
     """An encoder, whether it is trained, and its tokens."""
     frozen = " (frozen)" if encoder.model.gradients.layers is GradientFlow.NONE else ""
-    images = f"{encoder.samples:g} image{'s' * (encoder.samples != 1)}"
+    mean = "" if encoder.counts is None else "on average "
+    images = f"{mean}{encoder.samples:g} image{'s' * (encoder.samples != 1)}"
     projected = encoder.projector.projected_tokens(encoder.sample_tokens)
     return (
         f"{encoder.model.name}{frozen}, {images} of {encoder.sample_tokens:,} tokens a sequence, {projected:,} of them "

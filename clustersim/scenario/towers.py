@@ -88,18 +88,26 @@ def _read_encoder(
     section = config.encoder
     if section is None:
         return preset
-    images = section.images or (1.0 if preset is None else preset.samples)
     if section.layers == 0:
         return None
     if section.preset is None and section.path is None:
         if preset is None:
             raise InputError(f"encoder: names no preset, which it needs; write such as {EncoderConfig.example}")
-        encoder = Encoder(change_model(preset.model, section), images, preset.recomputed)
-        return encoder if section.recompute is None else replace(encoder, recomputed=section.recompute)
+        encoder = replace(preset, model=change_model(preset.model, section))
+        recomputed = encoder.recomputed if section.recompute is None else section.recompute
+        return _with_images(replace(encoder, recomputed=recomputed), section)
     model = read_model(section, base_dir, 1, read_cache)
     if model.patches is None:
         raise InputError(f"encoder: {model.name} reads tokens, not images; such as clip-vit-l-14-336")
-    return Encoder(model, images, section.recompute is not False)
+    encoder = Encoder(model, 1.0 if preset is None else preset.samples, section.recompute is not False)
+    return _with_images(encoder, section)
+
+
+def _with_images(encoder: Encoder, section: EncoderConfig) -> Encoder:
+    """The encoder with the section's images of a sequence."""
+    if section.images is None:
+        return encoder
+    return replace(encoder, samples=section.images.expected, counts=section.images.image_counts())
 
 
 def _projector(section: ProjectorConfig, model: TransformerModel, encoder: Encoder) -> Projector:

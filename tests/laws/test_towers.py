@@ -10,12 +10,14 @@ from clustersim import Scenario, simulate
 from clustersim.build import build_plan
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.cross_attention_spec import CrossAttention
+from clustersim.model.image_counts import ImageBatch, ImageCounts, drawn_images
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.operators import LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.transformer import parameter_count
 from clustersim.parallel.plan import Plan
 from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
@@ -83,6 +85,67 @@ def test_more_images_are_never_faster(mapping: dict[str, Any]) -> None:
     assert two.step_time >= one.step_time * (1 - 1e-12)  # where launches take all the time, as long
     assert two.model_flops.model > one.model_flops.model
     assert two.ledgers[0].peak >= one.ledgers[0].peak
+
+
+@given(tower_mappings())
+@examples(8)
+def test_images_that_are_drawn_from_one_number_are_even(mapping: dict[str, Any]) -> None:
+    even, drawn = (
+        simulate(_with_towers(mapping, encoder={**_ENCODER, "images": images})) for images in (2, {"counts": [2]})
+    )
+    assert (drawn.step_time, drawn.model_flops) == (even.step_time, even.model_flops)
+    assert [ledger.peak for ledger in drawn.ledgers] == [ledger.peak for ledger in even.ledgers]
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.floats(0.1, 3.0), st.integers(0, 9))
+@examples(60)
+def test_ranks_that_wait_more_often_wait_longer(
+    microbatches: int, replicas: int, microbatch: int, variation: float, seed: int
+) -> None:
+    """Mean <= waiting once a step <= waiting in every microbatch <= the largest microbatch, up to whole images."""
+    counts = ImageCounts(mean=4.0, variation=variation, seed=seed)
+    once, often = (
+        ImageBatch(counts, 100, microbatches, replicas, microbatch, replicas_wait=waits) for waits in (False, True)
+    )
+    drawn = drawn_images(counts, microbatches * replicas * microbatch, 100)
+    assert drawn / (microbatches * replicas) - 0.5 <= once.busiest <= often.busiest <= often.largest == once.largest
+
+
+def test_drawn_images_keep_their_mean_and_their_spread() -> None:
+    drawn = ImageCounts(mean=3.3, variation=0.7, seed=2).draw(400_000, 1000)
+    assert drawn.mean() == pytest.approx(3.3, rel=0.01)
+    rounding = 1 / 6  # at most a quarter, a sixth on average, is the variance of rounding up or down at random
+    assert drawn.var() == pytest.approx((0.7 * 3.3) ** 2 + rounding, rel=0.02)
+
+
+@given(tower_mappings(), st.booleans())
+@examples(16)
+def test_an_encoder_alone_is_the_first_rank_before_the_language_models(mapping: dict[str, Any], frozen: bool) -> None:
+    """The other ranks hold what those of the language model alone hold with one rank less."""
+    layout = {**mapping["layout"], "pp": 3, "tp": 1, "sequence_parallel": False}
+    own = {
+        **mapping,
+        "layout": {**layout, "encoder_placement": "own_stage"},
+        "cluster": {"name": "dgx-h100", "gpus": 24},
+    }
+    scenario = _with_towers(own, encoder={**_ENCODER, "frozen": frozen}, projector={"frozen": frozen})
+    plan = build_plan(scenario)
+    language = {
+        **mapping,
+        "model": _LANGUAGE,
+        "layout": {**layout, "pp": 2},
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+    }
+    alone = build_plan(Scenario.from_mapping(language))
+    assert [plan.parameter_count(stage) for stage in plan.stages[1:]] == [*map(alone.parameter_count, alone.stages)]
+    assert plan.model.encoder is not None
+    assert plan.parameter_count(plan.stages[0]) == parameter_count(plan.model.encoder.model)
+    tokens = plan.training.microbatch * plan.model.encoder.projected_tokens
+    assert plan.sent_bytes(0) == tokens * plan.model.hidden * 2
+    assert plan.receives_gradients(0) is not frozen
+    result = simulate(scenario)
+    fine = simulate(scenario.with_overrides("cost.coalesce=false"))
+    assert fine.step_time == pytest.approx(result.step_time, rel=1e-9)
 
 
 @given(tower_mappings())

@@ -95,6 +95,22 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
             {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": "1 to 4"}},
             "model.encoder.images: '1 to 4' is no mean number of images",
         ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": {"counts": [0]}}},
+            "model.encoder.images: counts has no image at all; write layers: 0",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": {"counts": [1, 4]}}},
+            "training.sequence: 2048 tokens hold no 2,304 of images",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": {"mean": 2, "counts": [1]}}},
+            "model.encoder.images: images are a mean, or a list of counts",
+        ),
+        (
+            {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": {"seed": 1, "counts": [1], "sigma": 2}}},
+            "model.encoder.images.sigma",
+        ),
         ({**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "vocab": 9}}, "model: vocab: clip-vit-l-14-336 has no"),
         ({"preset": "llama2-7b", "input_size": 224}, "model: input_size: llama2-7b reads tokens, not images"),
         ({"preset": "vit-l-16", "input_size": 8}, r"model: input_size: \[8, 8\] holds no patch of vit-l-16"),
@@ -118,6 +134,25 @@ def test_bad_towers_are_refused_in_one_sentence(model: Any, message: str) -> Non
 def test_what_no_tower_has_is_refused(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _scenario("llava-1.5-7b", override)
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "message"),
+    [
+        (
+            "llava-1.5-7b",
+            ["layout.pp=1"],
+            "own_stage takes a pipeline rank from pp 1, so llava-1.5-7b has none; pp 2 fits",
+        ),
+        ("llama2-7b", [], "own_stage, but llama2-7b has no encoder; leave it out, or give one"),
+        ("llava-1.5-7b", ["schedule={interleaved: {chunks: 2}}"], "with schedule interleaved the encoder's rank has"),
+        ("llava-1.5-7b", ["layout.layers_per_stage=[16, 16]"], "3 stages with 32 layers, but pp 2"),
+        ("llava-1.5-7b", ["layout.encoder_placement=own"], "'own' is unknown; did you mean own_stage"),
+    ],
+)
+def test_an_encoder_needs_a_rank_of_its_own_to_have_one(model: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        _scenario(model, "layout.pp=2", "layout.data=zero1", "layout.encoder_placement=own_stage", *overrides)
 
 
 def test_tensor_parallelism_divides_the_encoder_too() -> None:

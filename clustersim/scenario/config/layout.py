@@ -169,7 +169,7 @@ class LayoutConfig(ConfigModel):
     layers_per_stage: LayerSplitConfig = LayerSplitConfig()
     """partition of layers into pipeline stages; left out: even"""
     encoder_placement: Annotated[EncoderPlacement, enum_parser(EncoderPlacement)] = EncoderPlacement.FIRST_STAGE
-    """ranks of model.encoder: those of the first pipeline stage, or own_stage: the first pipeline rank, and no layers"""
+    """ranks of model.encoder: those of the first_stage, or own_stage: the first pipeline rank, which has no layers"""
 
     @model_validator(mode="before")
     @classmethod

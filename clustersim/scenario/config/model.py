@@ -10,6 +10,7 @@ from clustersim.common.errors import format_value
 from clustersim.model.attention_spec import QkNorm
 from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, ScoreFunction
 from clustersim.model.transformer import Norm, PositionEncoding
+from clustersim.scenario.config.images import ImagesConfig
 from clustersim.scenario.config.mixers import (
     GatedDeltaNetConfig,
     KdaConfig,
@@ -78,15 +79,6 @@ def _parse_input_size(value: object) -> tuple[int, ...]:
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_WIDTH:
             raise config_error(f"{format_value(size)} is no number of pixels; 1 to {MAX_WIDTH:,} fits")
     return tuple(sizes)
-
-
-def _parse_images(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_WIDTH:
-        raise config_error(
-            f"{format_value(value)} is no mean number of images; write a number above 0, such as 4 "
-            "(other numbers for other sequences are not modelled)"
-        )
-    return float(value)
 
 
 class ExpertsConfig(ConfigModel):
@@ -306,13 +298,13 @@ class LanguageConfig(ModelConfig):
 
 
 class EncoderConfig(ModelConfig):
-    """`model.encoder`: an encoder of images in front of a language model, on the ranks of the first pipeline stage."""
+    """`model.encoder`: an encoder of images in front of a language model, see layout.encoder_placement."""
 
     example: ClassVar[str] = "{preset: clip-vit-l-14-336, frozen: true}"
     layers: LayerCountOrZero | None = None
     """its layers, of which the first ones are kept; 0: there is no encoder; left out: the preset's"""
-    images: Annotated[float | None, value_parser(_parse_images, "a number above 0", "4")] = None
-    """images of a sequence, in the mean; microbatch times it is a whole number; left out: the preset's, or 1"""
+    images: ImagesConfig | None = None
+    """images of a sequence: their mean, or a distribution; left out: the preset's, or 1"""
     frozen: bool | None = None
     """its weights are not trained, and nothing is saved for a backward; left out: the preset's, or false"""
     recompute: bool | None = None

@@ -70,7 +70,8 @@ MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real r
 def find_problems(scenario: ResolvedScenario) -> list[str]:
     """Why the scenario cannot run, one sentence per problem; empty if it can."""
     size_checks = (check_degrees, check_placement, check_encoder_placement)
-    size_problems = [*_check_size_limits(scenario.model), *(problem for check in size_checks for problem in check(scenario))]
+    found = (problem for check in size_checks for problem in check(scenario))
+    size_problems = [*_check_size_limits(scenario.model), *found]
     return size_problems or [problem for check in _CHECKS for problem in check(scenario)]
 
 

@@ -53,7 +53,7 @@ def check_encoder_placement(scenario: ResolvedScenario) -> Iterator[str]:
     if not isinstance(layout.layers_per_stage, BehindEncoder):
         return
     if model.encoder is None:
-        yield f"layout.encoder_placement: own_stage, but {model.name} has no encoder; leave it out, or give model.encoder"
+        yield f"layout.encoder_placement: own_stage, but {model.name} has no encoder; leave it out, or give one"
     elif layout.pp == 1:
         yield SizeProblem(
             f"layout.encoder_placement: own_stage takes a pipeline rank from pp 1, so {model.name} has none",
@@ -76,14 +76,16 @@ def _check_image_counts(scenario: ResolvedScenario, encoder: Encoder) -> Iterato
     """A microbatch has whole images, and their tokens fit into its sequences."""
     microbatch, sequence = scenario.training.microbatch, scenario.training.sequence
     images = microbatch * encoder.samples
-    if images != round(images):
+    if encoder.counts is None and images != round(images):
         yield (
             f"model.encoder.images: {encoder.samples:g} in each of {microbatch} sequences of a microbatch are "
             f"{images:g} images; give a microbatch that makes them whole"
         )
-    if encoder.projected_tokens > sequence:
+    largest = encoder.samples if encoder.counts is None else max(1, encoder.samples, *encoder.counts.counts)
+    tokens = largest * encoder.projector.projected_tokens(encoder.sample_tokens)
+    if tokens > sequence:
         yield (
-            f"training.sequence: {sequence} tokens hold no {encoder.projected_tokens:,.0f} of images; give longer "
+            f"training.sequence: {sequence} tokens hold no {tokens:,.0f} of images; give longer "
             "ones, or fewer or smaller images (model.encoder.images, model.encoder.input_size)"
         )
 

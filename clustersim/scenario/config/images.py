@@ -1,0 +1,62 @@
+"""What may a scenario file say about the images of a sequence?
+
+images: 4
+images: {mean: 4, coefficient_of_variation: 0.8, seed: 0}    # gamma variates
+images: {counts: [0, 1, 1, 6]}
+"""
+
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from clustersim.common.errors import format_value
+from clustersim.model.image_counts import ImageCounts
+from clustersim.scenario.config_reader import MAX_WIDTH, ConfigModel, config_error, value_parser
+from clustersim.scenario.id_ranges import MAX_SEED
+
+_MAX_VARIATION = 10.0
+
+
+def _parse_mean(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_WIDTH:
+        raise config_error(f"{format_value(value)} is no mean number of images; write a number above 0, such as 4")
+    return float(value)
+
+
+class ImagesConfig(ConfigModel):
+    """`model.encoder.images`: images of a sequence; a bare number is the mean, of which all have as many."""
+
+    shorthand_key: ClassVar[str | None] = "mean"
+    example: ClassVar[str] = "4, {mean: 4, coefficient_of_variation: 0.8} or {counts: [0, 1, 6]}"
+    mean: Annotated[float | None, value_parser(_parse_mean, "a number above 0", "4")] = None
+    """images of a sequence, in the mean; without variation microbatch times it is a whole number; left out: counts"""
+    coefficient_of_variation: Annotated[float | None, Field(gt=0, le=_MAX_VARIATION)] = None
+    """standard deviation of a sequence's images over their mean (gamma variates); left out: all have the mean"""
+    counts: Annotated[list[Annotated[int, Field(ge=0, le=MAX_WIDTH)]], Field(min_length=1)] | None = None
+    """images of a sequence, each number as likely as the others; left out: a mean"""
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    """of the random draws"""
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if (self.mean is None) == (self.counts is None):
+            raise config_error(f"images are a mean, or a list of counts: {self.example}")
+        if self.counts is not None and self.coefficient_of_variation is not None:
+            raise config_error("coefficient_of_variation is of a mean, and counts is a list; leave it out")
+        if self.counts is not None and not any(self.counts):
+            raise config_error("counts has no image at all; write layers: 0 for no encoder")
+        return self
+
+    def image_counts(self) -> ImageCounts | None:
+        """What sequences' images are drawn from; None: all have as many."""
+        if self.counts is not None:
+            return ImageCounts(tuple(self.counts), seed=self.seed)
+        if self.coefficient_of_variation is None:
+            return None
+        return ImageCounts(mean=self.mean or 0.0, variation=self.coefficient_of_variation, seed=self.seed)
+
+    @property
+    def expected(self) -> float:
+        """Mean number of images of a sequence."""
+        counts = self.image_counts()
+        return (self.mean or 0.0) if counts is None else counts.expected
