@@ -268,13 +268,17 @@ class SparseRoutine(IdentityEnum):
     LIGHTNING_INDEXER: scores of all keys, sums over heads of weighted rectified products; backward: their gradients at
     the selected keys; INDEX_TOP_K: selection of the keys with the highest scores; INDEXER_LOSS: how much all heads
     attend to each selected key, summed, which the indexer learns; SPARSE_MLA: attention of all heads to one key and
-    value per selected token.
+    value per selected token. NSA_COMPRESSED, NSA_SELECTED: attention to compressed keys, and to the keys of selected
+    blocks; NSA_SCORES: scores of compressed keys for the selection.
     """
 
     LIGHTNING_INDEXER = "lightning_indexer"
     INDEX_TOP_K = "index_top_k"
     INDEXER_LOSS = "indexer_loss"
     SPARSE_MLA = "sparse_mla"
+    NSA_COMPRESSED = "nsa_compressed"
+    NSA_SCORES = "nsa_scores"
+    NSA_SELECTED = "nsa_selected"
 
 
 @dataclass(frozen=True, slots=True)

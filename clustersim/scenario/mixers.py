@@ -7,7 +7,7 @@ letters for mixers that it has not: such a layer is a mixer or an MLP, with a no
 own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -22,6 +22,7 @@ from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
 from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.mixers.native_sparse_attention import NativeSparseAttention
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.mixers import (
@@ -32,6 +33,7 @@ from clustersim.scenario.config.mixers import (
     MambaConfig,
     MixerKind,
     MobaConfig,
+    NsaConfig,
 )
 from clustersim.scenario.config.model import ModelConfig
 
@@ -141,20 +143,48 @@ def layer_with_mixer(spec: LayerSpec, kind: MixerKind | None, config: ModelConfi
     """A layer of a `stack` group with the group's mixer."""
     if kind in (None, MixerKind.ATTENTION):
         return spec
-    if kind is MixerKind.MOBA:
-        return replace(spec, mixer=_with_blocks(spec.mixer, config))
+    if kind in (MixerKind.MOBA, MixerKind.NSA):
+        return replace(spec, mixer=_SELECTED_KEYS[kind](_plain_attention(spec.mixer, kind), config))
     return replace(spec, mixer=None if kind is MixerKind.NONE else build_mixer(kind, config))
 
 
-def _with_blocks(mixer: Mixer | None, config: ModelConfig) -> Mixer:
-    """The layer's attention, to blocks of keys."""
+def _plain_attention(mixer: Mixer | None, kind: MixerKind) -> FullAttention:
+    """The layer's attention, from whose keys some are selected."""
+    name = kind.value
+    if not isinstance(mixer, FullAttention) or mixer.window or not mixer.causal:
+        raise InputError(
+            f"mixer: {name} is causal attention without a window to blocks of keys, which this layer has not"
+        )
+    if mixer.attention_sinks or mixer.attn_logit_softcapping:
+        raise InputError(f"mixer: {name} has no attention_sinks and no attn_logit_softcapping; leave them out")
+    return mixer
+
+
+def _with_blocks(attention: FullAttention, config: ModelConfig) -> Mixer:
+    """Attention to blocks of keys."""
     if config.moba is None:
         raise InputError(f"moba: is missing; write such as {MobaConfig.example}")
-    if not isinstance(mixer, FullAttention) or mixer.window or not mixer.causal:
-        raise InputError("mixer: moba is causal attention without a window to blocks of keys, which this layer has not")
-    if mixer.attention_sinks or mixer.attn_logit_softcapping:
-        raise InputError("mixer: moba has no attention_sinks and no attn_logit_softcapping; leave them out")
-    return BlockAttention(mixer, config.moba.chunk_size, config.moba.topk)
+    return BlockAttention(attention, config.moba.chunk_size, config.moba.topk)
+
+
+def _with_branches(attention: FullAttention, config: ModelConfig) -> Mixer:
+    """Attention to compressed keys, blocks of keys and a window."""
+    if (nsa := config.nsa) is None:
+        raise InputError(f"nsa: is missing; write such as {NsaConfig.example}")
+    if nsa.kernel_size % nsa.kernel_stride or nsa.block_size % nsa.kernel_stride:
+        raise InputError(
+            f"nsa.kernel_stride: {nsa.kernel_stride} does not divide kernel_size {nsa.kernel_size} and block_size "
+            f"{nsa.block_size}, so that blocks have no whole compressed keys"
+        )
+    return NativeSparseAttention(
+        attention, nsa.kernel_size, nsa.kernel_stride, nsa.block_size, nsa.topk, nsa.window_size
+    )
+
+
+_SELECTED_KEYS: Final[Mapping[MixerKind, Callable[[FullAttention, ModelConfig], Mixer]]] = {
+    MixerKind.MOBA: _with_blocks,
+    MixerKind.NSA: _with_branches,
+}
 
 
 def _replace_mixers(model: TransformerModel, kind: MixerKind, config: ModelConfig) -> TransformerModel:

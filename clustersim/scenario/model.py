@@ -161,7 +161,7 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
 def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> None:
     """Add what a pattern of layers says, and sizes of layers that it has not, which nothing uses then."""
     pattern = config.hybrid_layer_pattern
-    has_attention = config.mixer in (None, MixerKind.ATTENTION, MixerKind.MOBA) and (
+    has_attention = config.mixer in (None, MixerKind.ATTENTION, MixerKind.MOBA, MixerKind.NSA) and (
         pattern is None or any(letter in pattern for letter in ATTENTION_LETTERS)
     )
     if pattern is not None:

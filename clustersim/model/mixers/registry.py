@@ -18,6 +18,7 @@ from clustersim.model.mixers.latent_attention import latent_attention_operators
 from clustersim.model.mixers.lightning_attention import LightningAttention, lightning_attention_operators
 from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
 from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
+from clustersim.model.mixers.native_sparse_attention import NativeSparseAttention, native_sparse_attention_operators
 from clustersim.model.mixers.parallel import parallel_operators
 from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.operators import Operator
@@ -50,6 +51,7 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
         LatentAttention: RegisteredMixer(latent_attention_operators),
         DeepseekSparseAttention: RegisteredMixer(deepseek_sparse_attention_operators),
         BlockAttention: RegisteredMixer(block_attention_operators, starts_linear=True),
+        NativeSparseAttention: RegisteredMixer(native_sparse_attention_operators, starts_linear=True),
         ParallelMixers: RegisteredMixer(parallel_operators),
         SharedBlock: RegisteredMixer(shared_block_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),

@@ -16,6 +16,7 @@ class MixerKind(Enum):
     KDA = "kda"
     LIGHTNING = "lightning"
     MOBA = "moba"
+    NSA = "nsa"
     NONE = "none"
 
 
@@ -99,3 +100,19 @@ class MobaConfig(ConfigModel):
     """keys of a block"""
     topk: TokenCount
     """blocks that a query attends to, its own among them"""
+
+
+class NsaConfig(ConfigModel):
+    """`model.nsa`: native sparse attention (NSA), to compressed keys, the best blocks of keys and a sliding window."""
+
+    example: ClassVar[str] = "{kernel_size: 32, kernel_stride: 16, block_size: 64, topk: 16, window_size: 512}"
+    kernel_size: TokenCount = 32
+    """tokens whose keys, and values, are compressed to one"""
+    kernel_stride: TokenCount = 16
+    """tokens from one compressed key to the next"""
+    block_size: TokenCount = 64
+    """keys of a selected block"""
+    topk: TokenCount = 16
+    """blocks that a query attends to, its own among them"""
+    window_size: TokenCount = 512
+    """keys of the sliding window, the token's own among them"""

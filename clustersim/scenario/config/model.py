@@ -19,6 +19,7 @@ from clustersim.scenario.config.mixers import (
     MambaConfig,
     MixerKind,
     MobaConfig,
+    NsaConfig,
 )
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
@@ -283,6 +284,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """sizes of lightning attention layers; left out: none"""
     moba: MobaConfig | None = None
     """blocks of mixture of block attention (mixer: moba); left out: none"""
+    nsa: NsaConfig | None = None
+    """branches of native sparse attention (mixer: nsa); left out: none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
@@ -343,5 +346,5 @@ _NO_DIMENSIONS: Final = {
     *("input_size", "encoder", "projector", "language", "frozen", "images", "recompute"),
     *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
-    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba", "nsa"),
 }
