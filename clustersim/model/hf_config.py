@@ -33,6 +33,7 @@ from clustersim.model.hf_llama_like import LLAMA_LIKE_READERS, MOE_LLAMA_LIKE_RE
 from clustersim.model.hf_missing import MISSING_LAYERS
 from clustersim.model.hf_mla import MLA_FAMILIES, SPARSE_FAMILIES, read_minicpm3, read_mla_model
 from clustersim.model.hf_renamed import MOE_RENAMED_READERS, RENAMED_READERS
+from clustersim.model.hf_rwkv import read_rwkv7
 from clustersim.model.hf_state_space import STATE_SPACE_READERS
 from clustersim.model.hf_wrapped import TEXT_FAMILIES, text_part
 from clustersim.model.transformer import TransformerModel
@@ -83,6 +84,7 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
     | dict(RENAMED_READERS)
     | dict(MOE_RENAMED_READERS)
     | dict(STATE_SPACE_READERS)
+    | {"rwkv7": read_rwkv7}
     | {"minicpm3": read_minicpm3}
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
     | dict(HYBRID_READERS)
@@ -116,7 +118,7 @@ def read_hf_config(path: Path) -> TransformerModel:
 
 
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
-    if family in (*HYBRID_READERS, *STATE_SPACE_READERS):
+    if family in (*HYBRID_READERS, *STATE_SPACE_READERS, "rwkv7"):
         return
     is_sparse = family in SPARSE_FAMILIES
     unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key) and not (is_sparse and key == "index_topk")]

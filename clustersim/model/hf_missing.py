@@ -17,7 +17,7 @@ _FAMILIES_BY_LAYER: Final = {
     ),
     _CROSS: "t5 mt5 umt5 bart mbart pegasus led longt5 switch_transformers whisper t5gemma m2m_100 nllb-moe fsmt",
     "a reader of image encoders (presets are at hand)": "vit clip siglip siglip_vision_model dinov2 swin convnext",
-    _WKV: "rwkv rwkv5 rwkv6 rwkv7",
+    _WKV: "rwkv rwkv5 rwkv6",
     _DIFFUSION: "llada dream sdar",
     "a short gated convolution in place of attention": "lfm2 lfm2_moe",
     "per-layer embeddings and several residual streams that take turns": "gemma3n gemma3n_text",

@@ -15,7 +15,7 @@ from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
-_ANY_LENGTH: Final = 2**20
+ANY_LENGTH: Final = 2**20
 """Positions of a model that has none: no sequence is too long for it."""
 
 
@@ -54,7 +54,7 @@ def _model(config: HfConfig, mixer: Mixer, *, tied: bool) -> TransformerModel:
         stack=(LayerGroup(LayerSpec(mixer, None), config.positive_int("num_hidden_layers")),),
         hidden=config.positive_int("hidden_size"),
         vocab=config.positive_int("vocab_size"),
-        max_positions=_ANY_LENGTH,
+        max_positions=ANY_LENGTH,
         norm=Norm.RMSNORM,
         positions=PositionEncoding.ROTARY,
         tied_embeddings=config.boolean("tie_word_embeddings", default=tied),

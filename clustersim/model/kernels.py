@@ -238,7 +238,8 @@ class ScanRoutine(IdentityEnum):
     """The recurrence of a scan; the value is its name in files.
 
     SSD: Mamba 2's state space dual; SELECTIVE_SCAN: Mamba 1's; GATED_DELTA_RULE: gated delta net; KDA: Kimi Delta
-    Attention, whose decay differs by key dimension; LIGHTNING: linear attention with one constant decay per head.
+    Attention, whose decay differs by key dimension; LIGHTNING: linear attention with one constant decay per head; DPLR:
+    RWKV-7's, whose transition is diagonal plus low rank.
     """
 
     SSD = "ssd"
@@ -246,6 +247,7 @@ class ScanRoutine(IdentityEnum):
     GATED_DELTA_RULE = "gated_delta_rule"
     KDA = "kda"
     LIGHTNING = "lightning"
+    DPLR = "dplr"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from clustersim.model import memory_bound
 from clustersim.model.conditioning_layers import gate_operator, modulate_operator, modulation_operators
-from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MlpSpec
 from clustersim.model.mixers.registry import registered_mixer
 from clustersim.model.operators import (
     Operator,
@@ -49,8 +49,13 @@ def block_operators(rank: RankContext, spec: LayerSpec, branches: LayerBranches)
         *branches.shared,
         *_branch(rank, spec, name, branches.mixer, starts_linear=starts_linear),
         *_cross_branch(rank, branches.cross),
-        *_branch(rank, spec, "mlp", branches.mlp, starts_linear=isinstance(spec.mlp, DenseMlp)),
+        *_branch(rank, spec, "mlp", branches.mlp, starts_linear=_starts_linear(spec.mlp)),
     )
+
+
+def _starts_linear(mlp: MlpSpec | None) -> bool:
+    """Whether an MLP begins with a linear layer."""
+    return isinstance(mlp, DenseMlp) and not mlp.token_shift
 
 
 def _branch(

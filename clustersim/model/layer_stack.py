@@ -60,10 +60,11 @@ class BlockForm(IdentityEnum):
 
 @dataclass(frozen=True, slots=True)
 class DenseMlp:
-    """An MLP that every token passes. ffn: its width."""
+    """An MLP that every token passes. ffn: its width; token_shift: its input is mixed with the token before (RWKV)."""
 
     ffn: int
     form: MlpType
+    token_shift: bool = False
 
 
 class ScoreFunction(IdentityEnum):

@@ -35,6 +35,7 @@ from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.registry import registered_mixer
+from clustersim.model.mixers.rwkv7 import token_mix
 from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.mlp import mlp_operators
 from clustersim.model.moe_layer import moe_operators
@@ -82,6 +83,7 @@ __all__ = [
 ]
 
 _TOKEN_ID_BYTES = 8  # torch.long
+_SHIFT_PASSES: Final = (5, 8)  # shift (2) and a sum (3); backward: 3 and 2, and a sum of gradients
 
 
 _CACHE_SIZE: Final = 256
@@ -220,6 +222,9 @@ def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> 
 
 def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
     match spec.mlp:
+        case DenseMlp(token_shift=True) as mlp:
+            mixed = token_mix(rank, "mlp.token_shift", 1, _SHIFT_PASSES)
+            return assign_module([mixed, *mlp_operators(rank, mlp)], RecomputeModule.MLP, rank.residual_bytes)
         case DenseMlp() as mlp:
             return assign_module(
                 mlp_operators(rank, mlp, after_norm=_has_fused_norm(rank, spec)),

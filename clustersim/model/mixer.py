@@ -65,6 +65,8 @@ class Mixer(ABC):
     context_rule: ClassVar[ContextRule] = ContextRule.NONE
     saves_by_selection: ClassVar[bool] = False
     """whether what it saves depends on how many keys are selected: not proportional to tokens, or pairs of them"""
+    reads_first_layer: ClassVar[bool] = False
+    """whether it reads what the embedding or the first layer made, besides the residual stream"""
 
     @abstractmethod
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:

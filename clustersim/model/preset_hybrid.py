@@ -37,6 +37,13 @@ def _zamba2(name: str, hybrid_layers: tuple[int, ...], sizes: tuple[int, ...], *
     return preset_from_config(name, "zamba2", source, {**content, **keys})
 
 
+def _rwkv7(name: str, sizes: tuple[int, int], ranks: tuple[int, int, int, int]) -> ModelPreset:
+    """An RWKV-7; sizes: layers, hidden; ranks: of decay, gate, in-context learning rate and value."""
+    keys = ("num_hidden_layers", "hidden_size", "decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim")
+    content = dict(zip((*keys, "v_low_rank_dim"), (*sizes, *ranks), strict=True))
+    return preset_from_config(name, "rwkv7", f"RWKV-7, arXiv:2503.14456, section 5; fla-hub/{name}-world", content)
+
+
 _GRANITE_SMALL: Final[dict[str, Any]] = {
     "layer_types": 4 * [*5 * ["mamba"], "attention", *4 * ["mamba"]],
     **{"mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1},
@@ -131,6 +138,10 @@ HYBRID_PRESETS: Final = (
         "ibm-granite/granite-4.0-h-small",
         config_dimensions(40, 4096, 768, 32, 8, 100352, 131072) | _GRANITE_SMALL,
     ),
+    _rwkv7("rwkv7-0.1b", (12, 768), (64, 128, 64, 32)),
+    _rwkv7("rwkv7-0.4b", (24, 1024), (64, 128, 64, 32)),
+    _rwkv7("rwkv7-1.5b", (24, 2048), (96, 256, 96, 64)),
+    _rwkv7("rwkv7-2.9b", (32, 2560), (96, 320, 96, 64)),
     _zamba2(
         *("zamba2-1.2b", (5, 11, 17, 23, 29, 35), (38, 2048, 64, 128, 1)),
         use_shared_attention_adapter=True,

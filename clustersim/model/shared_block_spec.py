@@ -24,6 +24,7 @@ class SharedBlock(Mixer):
 
     label: ClassVar[str] = "shared attention"
     context_rule: ClassVar[ContextRule] = ContextRule.KV_RING
+    reads_first_layer: ClassVar[bool] = True
 
     index: int
     attention: FullAttention

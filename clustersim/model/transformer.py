@@ -473,4 +473,5 @@ def active_parameter_count(model: TransformerModel) -> int:
 def _mlp_parameter_count(model: TransformerModel, mlp: DenseMlp) -> int:
     up = 2 * mlp.ffn if mlp.form is MlpType.SWIGLU else mlp.ffn
     biases = up + model.hidden if model.linear_bias else 0
-    return model.hidden * (up + mlp.ffn) + biases
+    mixture = model.hidden if mlp.token_shift else 0
+    return model.hidden * (up + mlp.ffn) + biases + mixture

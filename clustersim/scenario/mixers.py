@@ -23,6 +23,7 @@ from clustersim.model.mixers.lightning_attention import LightningAttention
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.mixers.native_sparse_attention import NativeSparseAttention
+from clustersim.model.mixers.rwkv7 import Rwkv7
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.mixers import (
@@ -34,13 +35,14 @@ from clustersim.scenario.config.mixers import (
     MixerKind,
     MobaConfig,
     NsaConfig,
+    Rwkv7Config,
 )
 from clustersim.scenario.config.model import ModelConfig
 
 _SECTIONS: Final[
     Mapping[
         MixerKind,
-        type[MambaConfig | Mamba1Config | GatedDeltaNetConfig | KdaConfig | LightningConfig],
+        type[MambaConfig | Mamba1Config | GatedDeltaNetConfig | KdaConfig | LightningConfig | Rwkv7Config],
     ]
 ] = {
     MixerKind.MAMBA: MambaConfig,
@@ -48,11 +50,18 @@ _SECTIONS: Final[
     MixerKind.GATED_DELTA_NET: GatedDeltaNetConfig,
     MixerKind.KDA: KdaConfig,
     MixerKind.LIGHTNING: LightningConfig,
+    MixerKind.RWKV7: Rwkv7Config,
 }
 _MIXER_LETTERS: Final[Mapping[str, MixerKind]] = MappingProxyType(
     {
         **{"M": MixerKind.MAMBA, "S": MixerKind.MAMBA1, "G": MixerKind.GATED_DELTA_NET, "K": MixerKind.KDA},
-        **{"L": MixerKind.LIGHTNING, "*": MixerKind.ATTENTION, "+": MixerKind.ATTENTION, "D": MixerKind.ATTENTION},
+        **{
+            "L": MixerKind.LIGHTNING,
+            "R": MixerKind.RWKV7,
+            "*": MixerKind.ATTENTION,
+            "+": MixerKind.ATTENTION,
+            "D": MixerKind.ATTENTION,
+        },
     }
 )
 _MLP, _EXPERTS, _MTP_SEPARATOR = "-", "E", "/"
@@ -119,6 +128,9 @@ def build_mixer(kind: MixerKind, config: ModelConfig) -> Mixer:
             return KimiDeltaAttention(*sizes, conv_taps=section.conv_kernel_dim)
         case LightningConfig():
             return LightningAttention(section.num_heads, section.head_dim)
+        case Rwkv7Config():
+            ranks = section.decay_low_rank_dim, section.gate_low_rank_dim, section.a_low_rank_dim
+            return Rwkv7(section.num_heads, section.head_dim, *ranks, section.v_low_rank_dim)
     raise InputError(f"{kind.value}: is missing; write such as {_SECTIONS[kind].example}")
 
 

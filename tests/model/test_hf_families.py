@@ -301,7 +301,7 @@ def test_what_a_family_has_and_operators_have_not_is_refused(tmp_path: Path, con
         ("lfm2", "a short gated convolution"),
         ("mllama", "cross-attention to the states of an image encoder"),
         ("bert", "attention in both directions"),
-        ("rwkv7", "time mixing"),
+        ("rwkv6", "time mixing"),
     ],
 )
 def test_a_family_that_cannot_be_said_names_the_layer_that_is_missing(tmp_path: Path, family: str, layer: str) -> None:

@@ -9,10 +9,13 @@ import pytest
 
 from clustersim.common.errors import InputError
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import MoeMlp, layer_specs
+from clustersim.model.layer_stack import DenseMlp, MoeMlp, layer_specs
+from clustersim.model.layers import transformer_layer
 from clustersim.model.mixers.mamba1 import Mamba1
+from clustersim.model.operators import LayerShard
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
 from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.training import Training
 from clustersim.model.transformer import active_parameter_count, layer_parameter_count, parameter_count
 
 # Elements of the released checkpoints, minus what is no weight of the layers that are modelled.
@@ -21,6 +24,11 @@ RELEASED = {
     "nemotron-nano-9b-v2": 8_888_227_328,
     "minimax-text-01": 456_089_655_296,
     "granite-4.0-h-small": 32_207_337_984,
+    "rwkv7-0.1b": 191_034_624,  # arXiv:2503.14456, section 5; its formula is below
+    "rwkv7-0.4b": 450_767_872,
+    "rwkv7-1.5b": 1_527_404_544,
+    "rwkv7-2.9b": 2_947_735_040,
+    "zamba2-1.2b": 1_215_064_704,
 }
 # Billions as published: model cards and papers.
 TOTAL = {
@@ -42,6 +50,31 @@ def _billions(count: int, printed: str) -> str:
 @pytest.mark.parametrize(("name", "count"), RELEASED.items())
 def test_parameters_are_those_of_the_released_weights(name: str, count: int) -> None:
     assert parameter_count(load_preset(name)) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "ranks"),
+    [("rwkv7-0.1b", 12, (64, 64, 32, 128)), ("rwkv7-2.9b", 32, (96, 96, 64, 320))],
+)
+def test_rwkv7_has_the_parameters_of_its_papers_formula(name: str, layers: int, ranks: tuple[int, ...]) -> None:
+    """2 D V + 4 D + L D (12 D + 2 (d_w + d_a + d_v + d_g) + 19) - (2 D d_v + D), less the first layer's."""
+    model = load_preset(name)
+    width, low = model.hidden, sum(ranks)
+    stack = layers * width * (12 * width + 2 * low + 19) - (2 * width * ranks[2] + width)
+    assert parameter_count(model) == 2 * width * model.vocab + 4 * width + stack
+
+
+def test_channel_mixing_shifts_its_input(tmp_path: Path) -> None:
+    """One more parameter a channel, and two more saved activations, than an MLP whose input is not mixed."""
+    content = {"model_type": "rwkv7", "hidden_size": 128, "num_hidden_layers": 2, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = read_hf_config(tmp_path)
+    spec = model.stack[-1].spec
+    assert isinstance(spec.mlp, DenseMlp)
+    plain = replace(spec, mlp=replace(spec.mlp, token_shift=False))
+    mixed, unmixed = (transformer_layer(model, one, Training(256, 1), LayerShard(1, 256, 256)) for one in (spec, plain))
+    assert mixed.parameter_count - unmixed.parameter_count == 128
+    assert mixed.saved_bytes - unmixed.saved_bytes == 2 * 256 * 128 * 2
 
 
 def test_qwen3_next_has_its_released_weights_with_the_mtp_layer() -> None:
@@ -133,6 +166,11 @@ def test_the_text_model_of_qwen3_5_has_gated_delta_nets_and_gated_attention(tmp_
         ),
         ({**NANO, "model_type": "kimi_linear"}, "linear_attn_config is None"),
         ({**NANO, "model_type": "granitemoehybrid"}, "has no layer_types"),
+        (
+            {"model_type": "rwkv7", "hidden_size": 100, "num_hidden_layers": 2},
+            "head_dim 64 does not divide hidden_size",
+        ),
+        ({"model_type": "rwkv7", "num_hidden_layers": 2, "attn": {"layers": [1]}}, "attn .* is not modelled for rwkv7"),
         ({**NANO, "num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
     ],
 )

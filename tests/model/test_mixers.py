@@ -19,6 +19,7 @@ from clustersim.model.mixers.lightning_attention import LightningAttention, ligh
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.mixers.mamba2 import Mamba2, ssd_scan
 from clustersim.model.mixers.registry import MIXERS
+from clustersim.model.mixers.rwkv7 import Rwkv7, dplr_scan
 from clustersim.model.operators import LayerShard, ParallelRegion
 from clustersim.model.parallel_mixers import ParallelMixers
 from clustersim.model.presets import load_preset
@@ -34,7 +35,8 @@ DELTA = GatedDeltaNet(key_heads=8, value_heads=16, key_dim=64, value_dim=128)
 KDA = KimiDeltaAttention(heads=8, key_dim=64, value_dim=128, rank=128)
 LIGHTNING = LightningAttention(heads=8, head_dim=128)
 MAMBA1 = Mamba1(inner=2048, state_dim=16, step_rank=64, inner_norms=True)
-LINEAR: list[Mixer] = [MAMBA2, DELTA, KDA, LIGHTNING, MAMBA1]
+RWKV7 = Rwkv7(heads=16, head_dim=64, decay_rank=64, gate_rank=128, rate_rank=64, value_rank=32)
+LINEAR: list[Mixer] = [MAMBA2, DELTA, KDA, LIGHTNING, MAMBA1, RWKV7]
 ATTENTION = FullAttention(heads=8, kv_heads=8, head_dim=128)
 ALL: list[Mixer] = [*LINEAR, ATTENTION, ParallelMixers(ATTENTION, MAMBA2)]
 
@@ -103,6 +105,9 @@ PARAMETERS = {
     + 2048 * 5
     + 2048 * 17
     + (64 + 2 * 16),
+    # r, k, v, out; both matrices of each low rank; mixtures of six inputs; of each channel k_k, k_a, r_k, three biases
+    # and the norm's weight and bias
+    "RWKV-7": 4 * 1024**2 + (64 + 128 + 64 + 32) * 2 * 1024 + 6 * 1024 + (3 + 3 + 2) * 1024,
 }
 
 
@@ -117,6 +122,7 @@ MIXING_FLOPS = {
     "Kimi delta attention": 3 * 2 * (4 * 8 * 64 * 128 + 4 * (2 * 512 + 1024)),
     "lightning attention": 3 * 2 * (2 * 8 * 128 * 128),  # K^T V and Q S
     "Mamba 1": 3 * 7 * 2048 * 16,
+    "RWKV-7": 3 * 2 * (4 * 16 * 64 * 64),  # S a, its product with b, v k and S r
 }
 
 
@@ -168,6 +174,18 @@ def test_a_scan_is_its_recurrence_and_the_products_within_chunks(name: str, sequ
     assert _forward_flops(scan) == pytest.approx(STATE_FLOPS[name] + chunk * PAIR_FLOPS[name])
 
 
+@pytest.mark.parametrize("sequence", [1, 8, 4096])
+def test_the_scan_of_rwkv7_is_its_recurrence_and_the_products_within_chunks(sequence: int) -> None:
+    """States: W S, K^T V, B^T U and R S; chunks: A B, A K, R K and R B; W and U by the inverse of A B; both outputs."""
+    scan = dplr_scan(RWKV7, _shard(sequence))
+    chunk = min(sequence, 16)
+    pairs = 4 * 2 * 64 + 2 * (64 + 64) + 2 * 2 * chunk + 2 * 2 * 64
+    assert scan.shape.chunk == chunk
+    assert _forward_flops(scan) == 4 * 2 * 64 * 64 + chunk * pairs
+    again = {stage.name for stage in scan.forward} - {"output"}
+    assert again <= {stage.name for stage in scan.backward}
+
+
 @pytest.mark.parametrize("name", SCANS)
 def test_states_are_written_once_per_chunk(name: str) -> None:
     """So fewer and longer chunks move fewer bytes, and no pass moves fewer than its tokens have."""
@@ -182,10 +200,13 @@ SAVED = {  # bytes of bf16 per token: inputs of matmuls, of the convolution, of 
     # q, k, v; normalized and repeated q and k, v, the inverse, beta, two statistics and a decay; y and the gate; output
     "gated delta net": 2 * (2 * 1024) + 2 * 3072 + 16 * (2 * (2 * 64 + 128 + 64 + 1) + 12) + 2 * (2 * 2048) + 2 * 2048,
     "lightning attention": 2 * (2 * 1024) + 2 * 3072 + 2 * 3072 + 2 * 1024 + 2 * 2 * 1024 + 2 * 1024,
+    # the layer's input; the token and its difference; inputs of seven matrices and between four; low ranks' results, k
+    # and v; r, w, k, v, a, b; the scan's output, the norm's, and the gate; the corrected output
+    "RWKV-7": 2 * 1024 * (1 + 2 + 7 + 6 + 6 + 3 + 1) + 2 * (64 + 128 + 64 + 32),
 }
 
 
-@pytest.mark.parametrize("mixer", [MAMBA2, DELTA, LIGHTNING], ids=_label)
+@pytest.mark.parametrize("mixer", [MAMBA2, DELTA, LIGHTNING, RWKV7], ids=_label)
 def test_saved_activations_are_what_backward_reads(mixer: Mixer) -> None:
     assert _layer(mixer).saved_bytes == TOKENS * SAVED[mixer.label]
 

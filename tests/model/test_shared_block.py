@@ -151,7 +151,7 @@ def test_attention_before_or_next_to_mamba_exchanges_keys_and_values(model: str,
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("layout.pp=2", "layout.pp: 2 stages split layers of zamba2-1.2b that share a block .*; pp 1 fits"),
+        ("layout.pp=2", "layout.pp: 2 stages split zamba2-1.2b, whose layers with shared attention read .*; pp 1 fits"),
         ("training.lora={rank: 16}", "training.lora with the block that layers of zamba2-1.2b share"),
         ("layout.data=deepspeed_zero3", "layout.data: deepspeed_zero3 with the block"),
     ],

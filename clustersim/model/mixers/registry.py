@@ -20,6 +20,7 @@ from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
 from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
 from clustersim.model.mixers.native_sparse_attention import NativeSparseAttention, native_sparse_attention_operators
 from clustersim.model.mixers.parallel import parallel_operators
+from clustersim.model.mixers.rwkv7 import Rwkv7, rwkv7_operators
 from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.operators import Operator
 from clustersim.model.parallel_mixers import ParallelMixers
@@ -53,6 +54,7 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
         BlockAttention: RegisteredMixer(block_attention_operators, starts_linear=True),
         NativeSparseAttention: RegisteredMixer(native_sparse_attention_operators, starts_linear=True),
         ParallelMixers: RegisteredMixer(parallel_operators),
+        Rwkv7: RegisteredMixer(rwkv7_operators),
         SharedBlock: RegisteredMixer(shared_block_operators),
         Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
         Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),

@@ -15,6 +15,7 @@ class MixerKind(Enum):
     GATED_DELTA_NET = "gated_delta_net"
     KDA = "kda"
     LIGHTNING = "lightning"
+    RWKV7 = "rwkv7"
     MOBA = "moba"
     NSA = "nsa"
     NONE = "none"
@@ -90,6 +91,24 @@ class LightningConfig(ConfigModel):
     """heads"""
     head_dim: Width
     """dimensions of each head"""
+
+
+class Rwkv7Config(ConfigModel):
+    """`model.rwkv7`: time mixing of RWKV-7 layers (letter R of a pattern)."""
+
+    example: ClassVar[str] = "{num_heads: 32, head_dim: 64}"
+    num_heads: Width
+    """heads"""
+    head_dim: Width = 64
+    """dimensions of each head"""
+    decay_low_rank_dim: Width = 64
+    """rank of the decay"""
+    gate_low_rank_dim: Width = 128
+    """rank of the output gate"""
+    a_low_rank_dim: Width = 64
+    """rank of the in-context learning rate"""
+    v_low_rank_dim: Width = 32
+    """rank of the share of the first layer's values"""
 
 
 class MobaConfig(ConfigModel):

@@ -20,6 +20,7 @@ from clustersim.scenario.config.mixers import (
     MixerKind,
     MobaConfig,
     NsaConfig,
+    Rwkv7Config,
 )
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
@@ -269,7 +270,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     dsa: DsaConfig | None = None
     """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
-    """a letter per layer, as in Megatron-LM: M, G, K, L, S linear mixers, *, +, D attention, - MLP, E experts; / MTP"""
+    """letters of layers, as in Megatron-LM: M, G, K, L, S, R linear mixers, *, +, D attention, - MLP, E experts, / MTP"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
     mamba: MambaConfig | None = None
@@ -282,6 +283,8 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """sizes of Kimi Delta Attention layers; left out: none"""
     lightning: LightningConfig | None = None
     """sizes of lightning attention layers; left out: none"""
+    rwkv7: Rwkv7Config | None = None
+    """sizes of RWKV-7 layers; left out: none"""
     moba: MobaConfig | None = None
     """blocks of mixture of block attention (mixer: moba); left out: none"""
     nsa: NsaConfig | None = None
@@ -346,5 +349,5 @@ _NO_DIMENSIONS: Final = {
     *("input_size", "encoder", "projector", "language", "frozen", "images", "recompute"),
     *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla", "dsa"),
     *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
-    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "moba", "nsa"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning", "rwkv7", "moba", "nsa"),
 }

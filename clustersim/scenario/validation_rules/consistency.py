@@ -30,6 +30,7 @@ from clustersim.scenario.validation_rules.context_parallel import (
     sequence_chunks,
 )
 from clustersim.scenario.validation_rules.diloco import check_diloco
+from clustersim.scenario.validation_rules.first_layer_readers import check_first_layer_readers
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
     check_expert_load,
@@ -61,7 +62,6 @@ from clustersim.scenario.validation_rules.precision import (
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
 from clustersim.scenario.validation_rules.selected_keys import check_selected_keys
-from clustersim.scenario.validation_rules.shared_blocks import check_shared_blocks
 from clustersim.scenario.validation_rules.towers import check_encoder, check_encoder_placement, check_images
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
@@ -455,7 +455,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_recompute_layers,
     check_mla_recompute,
     check_selected_keys,
-    check_shared_blocks,
+    check_first_layer_readers,
     check_batch,
     check_sequence,
     check_images,
