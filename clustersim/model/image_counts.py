@@ -38,10 +38,12 @@ class ImageCounts:
         """Images of each of some sequences: [sequences]. most: that one holds."""
         generator = np.random.default_rng(self.seed)
         if self.counts:
-            return np.minimum(most, generator.choice(np.array(self.counts, dtype=np.int64), sequences))
+            listed: IntArray = np.minimum(most, generator.choice(np.array(self.counts, dtype=np.int64), sequences))
+            return listed
         shape = 1.0 / self.variation**2
-        drawn = generator.gamma(shape, self.mean / shape, sequences) + generator.random(sequences)
-        return np.minimum(most, np.floor(drawn).astype(np.int64))
+        exact = generator.gamma(shape, self.mean / shape, sequences) + generator.random(sequences)
+        drawn: IntArray = np.minimum(most, np.floor(exact).astype(np.int64))
+        return drawn
 
 
 @dataclass(frozen=True, slots=True)

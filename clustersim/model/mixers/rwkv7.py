@@ -8,8 +8,8 @@ rank.
 Operators are those of flash-linear-attention (fla/layers/rwkv7.py; fla/ops/generalized_delta_rule/dplr/chunk.py), in
 chunks of 16: sums of decays, the four products of a chunk's tokens in FP32 and 16 bit, their triangular inverse,
 states chunk after chunk, the output. Backward does all this again: saved are r, w, k, v, a, b. Around the scan are
-PyTorch's elementwise kernels and a few fused ones, counted as passes over [tokens, channels]. Model FLOP: 8 per state element
-forward, as of the other delta rules. How context parallelism would split it is not known.
+PyTorch's elementwise kernels and a few fused ones, counted as passes over [tokens, channels]. Model FLOP: 8 per state
+element forward, as of the other delta rules. How context parallelism would split it is not known.
 """
 
 from dataclasses import dataclass, replace

@@ -270,7 +270,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     dsa: DsaConfig | None = None
     """DeepSeek's sparse attention (DSA) in layers with MLA; left out: the preset's, or none"""
     hybrid_layer_pattern: NonEmptyText | None = None
-    """letters of layers, as in Megatron-LM: M, G, K, L, S, R linear mixers, *, +, D attention, - MLP, E experts, / MTP"""
+    """layers by letter, as in Megatron: M, G, K, L, S, R linear mixers, *, +, D attention, - MLP, E experts; / MTP"""
     linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
     mamba: MambaConfig | None = None
