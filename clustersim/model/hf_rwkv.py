@@ -5,6 +5,8 @@ mixing is an MLP of two matrices (squared ReLU) whose input is mixed with the to
 first layer, and that layer's time mixing has no share of the first layer's values, which it makes.
 """
 
+from dataclasses import replace
+
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_state_space import ANY_LENGTH
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpType, stack_layers
@@ -22,8 +24,8 @@ def read_rwkv7(config: HfConfig) -> TransformerModel:
     sizes = [config.positive_int(key, default) for key, default in ranks.items()]
     ffn = config.positive_int("intermediate_size", config.positive_int("hidden_ratio", 4) * hidden)
     mlp = DenseMlp(ffn, MlpType.GELU, token_shift=True)
-    first = Rwkv7(hidden // head_dim, head_dim, *sizes[:3], value_rank=0)
     others = Rwkv7(hidden // head_dim, head_dim, *sizes)
+    first = replace(others, value_rank=0)
     count = config.layer_count("num_hidden_layers")
     return TransformerModel(
         name=config.name,
