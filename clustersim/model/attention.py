@@ -186,7 +186,8 @@ class AttentionCore:
             yield self._score_matrix_operator("attention.softcap", memory_bound.softcap_spec(fused=self.fused))
         if self.sinks:
             yield self._sink_operator()
-        yield self._score_matrix_operator("attention.softmax", self._softmax_spec)
+        softmax = self._score_matrix_operator("attention.softmax", self._softmax_spec)
+        yield self._autocast_softmax(softmax) if self.overheads.autocast else softmax
         if self.dropout:
             yield self._score_matrix_operator("attention.dropout", memory_bound.SCORE_DROPOUT)
         yield self._context_operator()
@@ -201,6 +202,24 @@ class AttentionCore:
     def _batched_matmul(self, name: str, operands: MatmulLayout, *, m: int, n: int, k: int) -> Kernel:
         shape = MatmulShape(m, n, k, batch=self.shape.batch * self.shape.heads, operands=operands)
         return matmul_kernel(name, self.dtype, shape, result_bytes=self.dtype.bytes)
+
+    def _autocast_softmax(self, softmax: Operator) -> Operator:
+        """A softmax of FP32 copies of the scores, whose result is copied back, and saved in both formats."""
+        elements = self._softmax_rows * self.shape.key
+        wide, narrow = DType.FP32.bytes, self.dtype.bytes
+        copy = memory_bound.copy_kernel("attention.softmax.autocast", self.dtype, elements)
+        cast = replace(copy, bytes=float(elements * (wide + narrow)), launches=2)
+        both = replace(cast, bytes=2 * cast.bytes)
+        forward, backward = (
+            tuple(replace(kernel, dtype=DType.FP32, bytes=kernel.bytes * wide / narrow) for kernel in kernels)
+            for kernels in (softmax.forward, softmax.input_gradient)
+        )
+        return replace(
+            softmax,
+            forward=(both, *forward),
+            input_gradient=(both, *backward),
+            saved_bytes=softmax.saved_bytes + float(elements * wide),
+        )
 
     @property
     def _softmax_spec(self) -> MemoryBoundSpec:

@@ -148,7 +148,9 @@ class Overheads:
     both operands again; norm_in_linear, a norm before plain attention or a dense MLP is fused into the
     following linear layer and cannot be recomputed separately (Transformer Engine's `LayerNormLinear`);
     softmax_keys, standard attention's fused softmax supports at most this number of keys, and batch x heads in
-    multiples of 4 (None: any), else it runs unfused in FP32.
+    multiples of 4 (None: any), else it runs unfused in FP32; autocast, weights are in FP32 and cast in every forward,
+    norms and softmaxes run in FP32, and so does what is added to an embedding of FP32, the residual stream
+    (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that can autocast to float32", and type promotion).
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
@@ -195,6 +197,7 @@ class Overheads:
     repeats_kv: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
+    autocast: bool = False
     ring_attention: RingAttention = RingAttention.ONE_KERNEL
     grouping: Grouping | None = None
     weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
@@ -219,6 +222,7 @@ class Overheads:
             repeats_kv=self.repeats_kv,
             embedding_matmul=self.embedding_matmul,
             saves_absolute_values=self.saves_absolute_values,
+            autocast=self.autocast,
             grouping=self.grouping,
             weighting=self.weighting,
             expert_sort=self.expert_sort,

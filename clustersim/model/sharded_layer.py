@@ -59,9 +59,21 @@ class RankContext:
         return self.shard.residual_tokens * self.model.hidden
 
     @property
+    def residual_dtype(self) -> DType:
+        """Format of the residual stream and of norms."""
+        return DType.FP32 if self.training.overheads.autocast else self.dtype
+
+    @property
     def residual_bytes(self) -> Bytes:
         """Bytes of the residual stream on this rank."""
-        return float(self.residual_elements * self.dtype.bytes)
+        return float(self.residual_elements * self.residual_dtype.bytes)
+
+    def autocast_kernels(self, name: str, elements: int) -> tuple[Kernel, ...]:
+        """The cast of elements between FP32 and the activation format, where the framework casts by operation."""
+        if not self.training.overheads.autocast:
+            return ()
+        copy = memory_bound.copy_kernel(f"{name}.autocast", self.dtype, elements)
+        return (replace(copy, bytes=float(elements * (DType.FP32.bytes + self.dtype.bytes))),)
 
 
 def replicated_linear(rank: RankContext, name: str, sizes: tuple[int, int, int], *, bias: bool) -> LinearLayer:
@@ -87,7 +99,7 @@ def linear_operator(
     return Operator(
         linear.name,
         ParallelRegion.REPLICATED if is_replicated else ParallelRegion.SHARDED,
-        (*casts.forward, *linear.forward(recipe)),
+        (*rank.autocast_kernels(linear.name, linear.parameter_count), *casts.forward, *linear.forward(recipe)),
         (*casts.backward, *linear.input_gradient(recipe), *casts.input_gradient_scaling),
         (
             *casts.weight_gradient,
@@ -147,7 +159,7 @@ def memory_bound_operator(
 def residual_stream_operator(rank: RankContext, name: str, spec: MemoryBoundSpec) -> Operator:
     """A memory-bound operator over the residual stream."""
     shape = spec.shape_for(rank.shard.residual_tokens, rank.model.hidden)
-    return memory_bound_operator(ParallelRegion.REPLICATED, name, rank.dtype, spec, (shape,))
+    return memory_bound_operator(ParallelRegion.REPLICATED, name, rank.residual_dtype, spec, (shape,))
 
 
 def residual_add_operator(rank: RankContext, name: str) -> Operator:
@@ -159,8 +171,10 @@ def residual_add_operator(rank: RankContext, name: str) -> Operator:
 def norm_operator(rank: RankContext, name: str, *, forks: bool = True) -> Operator:
     """A norm. forks: the residual stream forks before it, so backward ends with the sum of both gradients."""
     operator = residual_stream_operator(rank, name, model_norm_spec(rank))
-    backward = operator.input_gradient + ((gradient_sum_kernel(rank, name),) if forks else ())
-    return replace(operator, input_gradient=backward, parameter_count=norm_parameter_count(rank.model))
+    casts = rank.autocast_kernels(name, rank.residual_elements)  # of what the next matrix reads, and of its gradient
+    backward = (*casts, *operator.input_gradient, *((gradient_sum_kernel(rank, name),) if forks else ()))
+    parameter_count = norm_parameter_count(rank.model)
+    return replace(operator, forward=operator.forward + casts, input_gradient=backward, parameter_count=parameter_count)
 
 
 def model_norm_spec(rank: RankContext) -> MemoryBoundSpec:
@@ -178,4 +192,4 @@ def gradient_sum_kernel(rank: RankContext, name: str) -> Kernel:
     """The kernel that sums the gradients of two branches."""
     spec = memory_bound.GRADIENT_SUM
     shape = spec.shape_for(rank.shard.residual_tokens, rank.model.hidden)
-    return spec.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape)
+    return spec.forward_kernel(f"{name}.gradient_sum", rank.residual_dtype, shape)

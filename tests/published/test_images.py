@@ -1,7 +1,7 @@
 """Training of a multimodal model and of a diffusion transformer, as their repositories state it, is predicted too fast.
 
 Nothing is fitted to these. They are wall-clock times of scripts with their loaders (and, in DiT's, an average of all
-FP32 weights after each step and casts of FP32 weights in every matmul), so a prediction is below them; how far is held
+FP32 weights after each step), so a prediction is below them; how far is held
 here, so that nobody makes it worse unseen.
 """
 
@@ -24,7 +24,7 @@ LLAVA: dict[str, Any] = {
     "framework": "deepspeed",
 }
 # chuanyangjin/fast-DiT, README, "Improved Training Performance": 0.84 steps/s of DiT-XL/2 on one A100 with a batch of
-# 128, gradient checkpoints, FP16 and features extracted beforehand.
+# 128, gradient checkpoints, FP16 (torch.autocast of FP32 weights) and features extracted beforehand.
 DIT_STEP = 1 / 0.84
 DIT: dict[str, Any] = {
     "model": "dit-xl-2",
@@ -35,6 +35,7 @@ DIT: dict[str, Any] = {
         "precision": "fp16",
         "recompute": "full",
         "attention": "standard",
+        "overheads": {"autocast": True},
     },
     "framework": "pytorch",
 }
@@ -42,10 +43,10 @@ DIT: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("mapping", "measured", "lowest"),
-    [(LLAVA, LLAVA_STEP, -0.22), (DIT, DIT_STEP, -0.29)],
+    [(LLAVA, LLAVA_STEP, -0.22), (DIT, DIT_STEP, -0.05)],
     ids=["llava-1.5-7b", "dit-xl-2"],
 )
 def test_steps_are_predicted_below_what_scripts_take(mapping: dict[str, Any], measured: float, lowest: float) -> None:
-    """First predictions: 20 % and 27 % below."""
+    """First predictions: 20 % and, without what autocast does in FP32, 27 % below."""
     error = simulate(Scenario.from_mapping(mapping)).step_time / measured - 1
     assert lowest < error < 0.05

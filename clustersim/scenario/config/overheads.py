@@ -82,6 +82,10 @@ class OverheadsConfig(ConfigModel):
     """
     embedding_matmul: bool | None = None
     """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
+    autocast: bool | None = None
+    """weights, norms, softmaxes and residual stream are in FP32, and cast for matmuls (torch.autocast of FP32 weights);
+    left out: the framework's
+    """
     saves_absolute_values: bool | None = None
     """recomputation by operations saves the absolute values that eager casts take; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
