@@ -123,12 +123,12 @@ def test_drawn_images_keep_their_mean_and_their_spread() -> None:
 def test_an_encoder_alone_is_the_first_rank_before_the_language_models(mapping: dict[str, Any], frozen: bool) -> None:
     """The other ranks hold what those of the language model alone hold with one rank less."""
     layout = {**mapping["layout"], "pp": 3, "tp": 1, "sequence_parallel": False}
-    own = {
+    own_stage = {
         **mapping,
         "layout": {**layout, "encoder_placement": "own_stage"},
         "cluster": {"name": "dgx-h100", "gpus": 24},
     }
-    scenario = _with_towers(own, encoder={**_ENCODER, "frozen": frozen}, projector={"frozen": frozen})
+    scenario = _with_towers(own_stage, encoder={**_ENCODER, "frozen": frozen}, projector={"frozen": frozen})
     plan = build_plan(scenario)
     language = {
         **mapping,

@@ -2,7 +2,7 @@
 
 Yuan et al. 2025, arXiv:2502.11089, section 3. Keys and values are compressed: a learned matrix per key-value head maps
 `kernel_size` of them to one, every `kernel_stride` tokens. Attention to these has the scores by which the `topk` best
-blocks of `block_size` keys are selected, for all query heads of a key-value head alike, the query's own among them.
+blocks of `block_size` keys are selected, the same for all query heads of a key-value head, the query's own among them.
 Third, attention is to a sliding window. A gate per branch, of the layer's input, weights the three outputs.
 
 Model FLOP: of attention 12 per query width and key of each branch; of the compression 6 per weight and compressed
@@ -95,8 +95,8 @@ class NativeSparseAttention(SelectedKeysAttention):
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:
         """Those of attention and gates, the compression of keys and values, and positions within what is compressed."""
         positions = self.attention.key_width * self.kernel_size
-        own = BRANCHES * hidden + 2 * self.compression_elements + positions
-        return self.attention.parameter_count(hidden, linear_bias=linear_bias) + own
+        attention = self.attention.parameter_count(hidden, linear_bias=linear_bias)
+        return attention + BRANCHES * hidden + 2 * self.compression_elements + positions
 
     def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
         """Attention of three branches, and the compression."""

@@ -22,6 +22,7 @@ from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.autocast import check_autocast
 from clustersim.scenario.validation_rules.context_parallel import (
     check_context_groups,
     check_context_parallel,
@@ -70,8 +71,8 @@ MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real r
 def find_problems(scenario: ResolvedScenario) -> list[str]:
     """Why the scenario cannot run, one sentence per problem; empty if it can."""
     size_checks = (check_degrees, check_placement, check_encoder_placement)
-    found = (problem for check in size_checks for problem in check(scenario))
-    size_problems = [*_check_size_limits(scenario.model), *found]
+    problems = (problem for check in size_checks for problem in check(scenario))
+    size_problems = [*_check_size_limits(scenario.model), *problems]
     return size_problems or [problem for check in _CHECKS for problem in check(scenario)]
 
 
@@ -466,6 +467,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_shared_expert_overlap,
     check_matmul_formats,
     check_attention_format,
+    check_autocast,
     check_attention_library,
     check_matrix_block_size,
     check_token_block_size,
