@@ -19,12 +19,12 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     """
     with code_permission("`check` never runs; `clustersim run --allow-code` does, once you have looked at it"):
         scenario = Scenario.load(file, overrides)
-    from clustersim.reliability.local_training import site_scenarios
+    from clustersim.reliability.replica_places import replica_scenarios
     from clustersim.results.memory_check import check
     from clustersim.scenario.validation_rules.sites import site_crossings
     from clustersim.uncertainty.memory_error import fits_surely
 
-    checked = scenario if scenario.diloco is None else next(site_scenarios(scenario))
+    checked = scenario if scenario.diloco is None else next(replica_scenarios(scenario))
     report = check(checked)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     probability = format_probability(report.fit_probability)
@@ -32,7 +32,7 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     fits = f"valid and {'fits' if is_sure else 'may fit'} (probability {probability})"
     verdict = fits if report.fits else "valid, but does not fit"
     if scenario.diloco is not None:
-        verdict = f"{verdict} (the replica of one site, without its outer state, which `clustersim diloco` counts)"
+        verdict = f"{verdict} (one replica, without its outer state, which `clustersim diloco` counts)"
     if not (quiet and report.fits and is_sure and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     if not quiet:

@@ -526,6 +526,14 @@ def _restart_durations(
     return [(draw_index, duration, skip) for draw_index, (duration, skip) in enumerate(phases) if duration.mean > 0.0]
 
 
+def mean_restart_seconds(parameters: JobParameters) -> Seconds:
+    """What a planned restart takes on average."""
+    restart = parameters.reliability.restart
+    phases = _restart_durations(restart, parameters.load_seconds)
+    random_seconds = sum(phase[1].mean for phase in phases if phase[2] is not RestartSkip.PLANNED)
+    return restart.init_per_rank * parameters.domains.gpus + random_seconds
+
+
 def _z_score(stop: JobStop, index: int) -> float:
     """A standard normal draw of the failure; 0 where there are none."""
     return stop.draws[index] if stop.draws else 0.0

@@ -24,11 +24,11 @@ from clustersim.scenario.reliability import ReliabilityModel
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From `begin` to `end` the exchange of some sites (by their position in the job) does not reach the others."""
+    """From `begin` to `end` the exchange of some replicas (by their position in the job) does not reach the others."""
 
     begin: Seconds
     end: Seconds
-    absent_sites: frozenset[int]
+    absent_replicas: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LinkCuts:
 
     def _outage(self, event: FailureEvent, repair: Seconds) -> Iterator[Outage]:
         begin, end = self._next_exchange(event.time), event.time + repair
-        absent = self._absent_sites(self._linked_sites, event.node % len(self._linked_sites))
+        absent = self._absent_replicas(self._linked_sites, event.node % len(self._linked_sites))
         if absent and begin < end:
             yield Outage(begin, end, absent)
 
@@ -69,25 +69,24 @@ class LinkCuts:
         return math.ceil(time / interval) * interval + settings.overlap * self.rounds.inner_step_time
 
     @cached_property
-    def _linked_sites(self) -> list[tuple[int, int]]:
-        """Pairs of the job's sites that have a link, by their position in the job."""
-        positions = {site.name: position for position, site in enumerate(self.rounds.sites)}
-        ends = [
-            sorted((positions[link.source], positions[link.target]))
-            for link in self.rounds.links
-            if link.source in positions and link.target in positions
-        ]
+    def _linked_sites(self) -> list[tuple[str, str]]:
+        """Pairs of the job's sites that have a link."""
+        sites = {replica.site for replica in self.rounds.replicas}
+        ends = [sorted((link.source, link.target)) for link in self.rounds.links if {link.source, link.target} <= sites]
         return list(dict.fromkeys((first, second) for first, second in ends))
 
-    def _absent_sites(self, pairs: Sequence[tuple[int, int]], cut: int) -> frozenset[int]:
-        """Sites that are not connected with those that have most GPUs once a link is cut."""
-        connected = [{site} for site in range(len(self.rounds.sites))]
+    def _absent_replicas(self, pairs: Sequence[tuple[str, str]], cut: int) -> frozenset[int]:
+        """Replicas that are not connected with those that have most GPUs once a link is cut."""
+        names = list(dict.fromkeys(replica.site for replica in self.rounds.replicas))
+        connected = [{name} for name in names]
         for index, pair in enumerate(pairs):
             if index != cut:
                 joined = [sites for sites in connected if not sites.isdisjoint(pair)]
                 connected = [sites for sites in connected if sites.isdisjoint(pair)] + [set().union(*joined)]
-        largest = min(connected, key=lambda sites: (-self._gpus(sites), min(sites)))
-        return frozenset(range(len(self.rounds.sites))) - largest
+        largest = min(connected, key=lambda sites: (-self._gpus(sites), min(map(names.index, sites))))
+        return frozenset(
+            index for index, replica in enumerate(self.rounds.replicas) if replica.site not in largest
+        )
 
-    def _gpus(self, sites: set[int]) -> int:
-        return sum(self.rounds.sites[site].gpus for site in sites)
+    def _gpus(self, sites: set[str]) -> int:
+        return sum(replica.gpus for replica in self.rounds.replicas if replica.site in sites)

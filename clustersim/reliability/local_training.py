@@ -1,12 +1,14 @@
-"""How long does a round of local training (DiLoCo) over several sites take?
+"""How long does a round of local training (DiLoCo) take?
 
-Each site's replica is simulated as a job of its own on the site's GPUs, for one inner step. The exchange is an
-all-reduce of every shard of the outer gradients among the GPUs that hold it, one in each site, on the routes between
-the sites and with the limits of their transports. While it overlaps inner steps it takes its share of the NICs, and an
-inner step is simulated with what is left of them. Sites that are faster wait for the slowest one in each round.
+Each replica is simulated as a job of its own on its GPUs, for one inner step; others in its site run their own next to
+it on the same network. The exchange is an all-reduce of every shard of the outer gradients among the GPUs that hold it,
+one in each replica, on the routes between the sites and with the limits of their transports. While it overlaps inner
+steps it takes its share of the NICs, and an inner step is simulated with what is left of them. Without a quorum faster
+replicas wait for the slowest one in each round; with one, for the slowest of the quorum.
 
-Assumptions: outer gradients are sharded over all GPUs of a site (of the smallest, if sites differ), whatever the inner
-strategy; replicas average all of a fragment; no inner step fails.
+Assumptions: outer gradients are sharded over all GPUs of a replica (of the smallest, if they differ), whatever the
+inner strategy; replicas average all of a fragment; no inner step fails; an exchange takes as long as one among all
+replicas, also where it waits for a quorum only (so a slow link slows all).
 Reference: as `clustersim.scenario.diloco`.
 """
 
@@ -19,24 +21,24 @@ import numpy as np
 from clustersim.build import resolved_library
 from clustersim.collectives.flow_routes import route_phase
 from clustersim.collectives.tuner import Selection, Tuner, select_variants
-from clustersim.common.arrays import IntArray
 from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
+from clustersim.hardware.prices import Price
 from clustersim.hardware.sites import SitesFabric
-from clustersim.hardware.topology import LINK_KINDS, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import CollectiveType
 from clustersim.reliability.outer_exchange import exposed_seconds
 from clustersim.reliability.outer_settings import outer_choices
 from clustersim.reliability.replica_outages import simulate_replica_outages
+from clustersim.reliability.replica_places import replica_places, replica_scenarios, site_scenarios
 from clustersim.results.memory_check import peak_memory_use
-from clustersim.results.outer_rounds import OuterRounds, SiteRound, UtilizationCurve
+from clustersim.results.outer_rounds import OuterRounds, ReplicaRound, UtilizationCurve
 from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import with_link_bandwidth
 from clustersim.scenario.diloco import DilocoSettings, OuterOptimizer
-from clustersim.scenario.validation_rules.diloco import site_gpu_counts
 from clustersim.simulation import simulate
 
 MIN_NIC_LOAD = 1e-3
@@ -67,8 +69,10 @@ def simulate_local_training(
             f"{scenario.path or scenario.name}: diloco: is missing; write such as diloco: {{inner_steps: 100}}"
         )
     training = LocalTraining(scenario)
-    needs = tuple((utilization, training.bandwidth_for(utilization)) for utilization in UTILIZATIONS)
-    rounds = replace(training.rounds(scenario.diloco), bandwidth_needs=needs)
+    rounds = training.rounds(scenario.diloco)
+    if rounds.links:
+        needs = tuple((target, training.bandwidth_for(target)) for target in UTILIZATIONS)
+        rounds = replace(rounds, bandwidth_needs=needs)
     if curves:
         rounds = replace(rounds, curves=tuple(training.curves(scenario.diloco)))
     if utilization is not None:
@@ -82,54 +86,76 @@ def simulate_local_training(
 
 
 class LocalTraining:
-    """The replicas of a scenario's sites, each inner step simulated once; rounds of any settings follow from them."""
+    """The replicas of a scenario, each inner step simulated once; rounds of any settings follow from them."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.scenario, self.fabric = scenario, _sites_fabric(scenario)
-        self.replicas = tuple(site_scenarios(scenario))
-        self.step_times = tuple(simulate(replica).step_time for replica in self.replicas)
+        self.scenario, self.fabric = scenario, scenario.cluster.machine
+        self.replicas = tuple(replica_scenarios(scenario))
+        self.step_times = self._simulate_steps()
         memory = [peak_memory_use(replica) for replica in self.replicas]
         self._memory = max(memory, key=lambda use: use.needed / use.capacity)
+
+    def _simulate_steps(self, nic_bandwidth: float = 1.0) -> tuple[Seconds, ...]:
+        """An inner step of each replica while all of its site take theirs. nic_bandwidth: fraction that is left."""
+        step_times: list[Seconds] = []
+        for first in site_scenarios(self.scenario, self.replicas):
+            loaded = first if nic_bandwidth == 1.0 else with_link_bandwidth(first, [LinkKind.NIC], nic_bandwidth)
+            result, neighbours = simulate(loaded), len(first.co_scheduled_jobs) - len(self.scenario.co_scheduled_jobs)
+            others = result.co_scheduled_jobs[len(result.co_scheduled_jobs) - neighbours :]
+            step_times += [result.step_time, *(float(job.step_times.mean()) for job in others)]
+        return tuple(step_times)
 
     def rounds(self, settings: DilocoSettings, bandwidth_factor: float = 1.0) -> OuterRounds:
         """A round. bandwidth_factor: on all links between sites."""
         scenario, fabric = self.scenario, self._scaled_fabric(bandwidth_factor)
-        exchange = _Exchange(scenario, fabric, settings, min(site_gpu_counts(scenario)))
-        slowest, layers = max(self.step_times), scenario.model.layer_count
+        exchange = _Exchange(scenario, fabric, settings)
         fragment_seconds = exchange.transfer_seconds / settings.fragments + exchange.latency
-        window = max(fragment_seconds, settings.overlap * slowest)
+        window = max(fragment_seconds, settings.overlap * max(self.step_times))
         load = exchange.nic_load(settings.fragments, window) if settings.overlap else 0.0
         state_bytes = settings.optimizer.state_bytes * exchange.shard_parameters
         rounds = OuterRounds(
             name=scenario.name,
             settings=settings,
-            sites=tuple(self._site_rounds(load)),
+            replicas=tuple(self._replica_rounds(settings, exchange, load)),
             links=(),
             exchange_seconds=fragment_seconds,
-            exposed_seconds=exposed_seconds(settings, slowest, layers, exchange.transfer_seconds, exchange.latency),
             optimizer_seconds=_optimizer_seconds(scenario, settings, exchange.shard_parameters),
             payload=exchange.payload,
             outer_bytes_per_gpu=0.0 if settings.offload else state_bytes,
             host_bytes_per_gpu=state_bytes if settings.offload else 0.0,
             algorithm=exchange.selection.slowest_variant.name,
-            batch_tokens=float(scenario.training.global_batch * scenario.training.sequence),
+            sequence_tokens=float(scenario.training.sequence),
+            run_tokens=scenario.economics.training_tokens,
             peak_memory=self._memory.needed + (0.0 if settings.offload else state_bytes),
             memory_capacity=self._memory.capacity,
         )
         return replace(rounds, links=tuple(_link_traffic(fabric, exchange, rounds.round_seconds)))
 
-    def _scaled_fabric(self, factor: float) -> SitesFabric:
-        if factor == 1.0:
+    def _scaled_fabric(self, factor: float) -> Fabric:
+        if factor == 1.0 or not isinstance(self.fabric, SitesFabric):
             return self.fabric
         factors = np.ones(len(self.fabric.links.kind))
         factors[list(self.fabric.site_link_ids)] = factor
         return self.fabric.with_degraded_links(factors)
 
-    def _site_rounds(self, nic_load: float) -> Iterator[SiteRound]:
-        names = [self.fabric.sites[site].name for site in _used_sites(self.scenario, self.fabric)]
-        slowed = self._steps_during_exchange(nic_load)
-        for name, replica, step_time, slow in zip(names, self.replicas, self.step_times, slowed, strict=True):
-            yield SiteRound(name, replica.layout.world_size, replica.training.global_batch, step_time, slow)
+    def _replica_rounds(
+        self, settings: DilocoSettings, exchange: "_Exchange", nic_load: float
+    ) -> Iterator[ReplicaRound]:
+        slowed, layers = self._steps_during_exchange(nic_load), self.scenario.model.layer_count
+        for index, (replica, place) in enumerate(zip(self.replicas, replica_places(self.scenario), strict=True)):
+            step_time = self.step_times[index]
+            yield ReplicaRound(
+                name=place.name,
+                site=place.site,
+                gpus=replica.layout.world_size,
+                sequences=replica.training.global_batch,
+                step_time=step_time,
+                overlapped_step_time=slowed[index],
+                exposed_seconds=exposed_seconds(
+                    settings, step_time, layers, exchange.transfer_seconds, exchange.latency
+                ),
+                price_per_second=_price_per_second(replica),
+            )
 
     def _steps_during_exchange(self, nic_load: float) -> tuple[Seconds, ...]:
         """Inner steps while the exchange takes a fraction of each NIC, rounded up to whole percents."""
@@ -137,13 +163,12 @@ class LocalTraining:
 
     @cached_method
     def _loaded_steps(self, load: float) -> tuple[Seconds, ...]:
-        return tuple(
-            max(step_time, simulate(with_link_bandwidth(replica, [LinkKind.NIC], 1.0 - load)).step_time)
-            for replica, step_time in zip(self.replicas, self.step_times, strict=True)
-        )
+        return tuple(map(max, self.step_times, self._simulate_steps(1.0 - load)))
 
     def curves(self, settings: DilocoSettings) -> Iterator[UtilizationCurve]:
         """Utilization against the bandwidth of all links between sites, for fewer and more inner steps."""
+        if not isinstance(self.fabric, SitesFabric):
+            return
         slowest = min(link.bandwidth for link in self.fabric.site_links)
         factors = [10.0 ** (exponent / 3.0) for exponent in range(-6, 7)]
         fewest = max(settings.overlap + 1, settings.fragments)
@@ -157,7 +182,7 @@ class LocalTraining:
     def bandwidth_for(self, utilization: float) -> float | None:
         """Factor on the bandwidth of all links between sites that reaches a utilization, to 1 %; None: none does."""
         settings = self.scenario.diloco
-        if settings is None:
+        if settings is None or not isinstance(self.fabric, SitesFabric):
             return None
         low, high = math.log(MIN_BANDWIDTH_FACTOR), math.log(MAX_BANDWIDTH_FACTOR)
         if self.rounds(settings, MAX_BANDWIDTH_FACTOR).utilization < utilization:
@@ -169,61 +194,40 @@ class LocalTraining:
         return math.exp(high)
 
 
-def _sites_fabric(scenario: Scenario) -> SitesFabric:
-    machine = scenario.cluster.machine
-    if not isinstance(machine, SitesFabric):
-        raise InputError(f"{scenario.name}: diloco: {scenario.cluster.name} is a single site")
-    return machine
-
-
-def _rank_gpus(scenario: Scenario) -> IntArray:
-    return scenario.cluster.machine_gpu_ids
-
-
-def _used_sites(scenario: Scenario, fabric: SitesFabric) -> list[int]:
-    """Sites that have GPUs of the job, in the order of ranks."""
-    site_ids = fabric.site_ids(_rank_gpus(scenario))
-    return [] if site_ids is None else list(dict.fromkeys(site_ids.tolist()))
-
-
-def _site_gpus(scenario: Scenario, fabric: SitesFabric) -> list[IntArray]:
-    """Machine ids of the job's GPUs, site by site."""
-    gpus = _rank_gpus(scenario)
-    site_ids = np.asarray(fabric.site_ids(gpus))
-    return [gpus[site_ids == site] for site in _used_sites(scenario, fabric)]
-
-
-def site_scenarios(scenario: Scenario) -> Iterator[Scenario]:
-    """The inner job of each site: its GPUs, its share of the replicas and of the batch."""
-    fabric, layout, training = _sites_fabric(scenario), scenario.layout, scenario.training
-    for gpus in _site_gpus(scenario, fabric):
-        dp = len(gpus) // (layout.world_size // layout.dp)
-        yield replace(
-            scenario,
-            cluster=scenario.cluster.with_rank_mapping(gpus),
-            layout=replace(layout, dp=dp),
-            training=replace(training, global_batch=training.global_batch * len(gpus) // scenario.cluster.gpu_count),
-            diloco=None,
-        )
+def _price_per_second(replica: Scenario) -> Price | None:
+    """What its GPUs cost; None where a price is unknown, or in several currencies."""
+    economics, cluster = replica.economics, replica.cluster
+    accelerators, kinds = cluster.accelerator_kinds()
+    quotes = [economics.gpu_hour_quote(accelerator, cluster.name) for accelerator in accelerators]
+    prices = [None if quote is None else quote.price for quote in quotes]
+    known = [price for price in prices if price is not None]
+    if len(known) < len(prices) or len({price.currency for price in known}) != 1:
+        return None
+    counts = np.bincount(kinds[: replica.layout.world_size], minlength=len(known)).tolist()
+    hourly = sum(count * price.amount for count, price in zip(counts, known, strict=True))
+    return Price(hourly / 3600.0, known[0].currency)
 
 
 class _Exchange:
-    """The all-reduce of all outer gradients: groups of one GPU in each site, each with its shard."""
+    """The all-reduce of all outer gradients: groups of one GPU in each replica, each with its shard."""
 
-    def __init__(self, scenario: Scenario, fabric: SitesFabric, settings: DilocoSettings, shards: int) -> None:
-        self.fabric, self.shards = fabric, shards
+    def __init__(self, scenario: Scenario, fabric: Fabric, settings: DilocoSettings) -> None:
+        places = replica_places(scenario)
+        self.fabric, self.shards = fabric, min(len(place.gpus) for place in places)
         self.payload: Bytes = parameter_count(scenario.model) * settings.outer_gradients.bytes
-        self.shard_parameters = parameter_count(scenario.model) / shards
-        self.members = np.stack([gpus[:shards] for gpus in _site_gpus(scenario, fabric)], axis=1)
+        self.shard_parameters = parameter_count(scenario.model) / self.shards
+        self.members = np.stack([place.gpus[: self.shards] for place in places], axis=1)
         self._tuner = Tuner(fabric, resolved_library(scenario))
         costs = self._tuner.evaluate_variants(CollectiveType.ALL_REDUCE, self.members)
-        self.selection: Selection = select_variants(costs, self.payload / shards)
+        self.selection: Selection = select_variants(costs, self.payload / self.shards)
         slowest = self.selection.slowest_group
         self.latency: Seconds = float(self.selection.latency[slowest])
         self.transfer_seconds: Seconds = float(self.selection.seconds[slowest]) - self.latency
 
     def site_link_shares(self) -> list[float]:
         """Bytes on each link between sites, relative to the payload of one group, of all groups together."""
+        if not isinstance(self.fabric, SitesFabric):
+            return []
         variant, loads = self.selection.slowest_variant, np.zeros(len(self.fabric.links.kind))
         for topology in self._tuner.group_topologies(self.members):
             for phase in self._tuner.library.algorithm(variant.algorithm).phases(CollectiveType.ALL_REDUCE, topology):
@@ -254,9 +258,11 @@ def _optimizer_seconds(scenario: Scenario, settings: DilocoSettings, shard_param
     return copies + touched * scenario.cluster.gpus_per_node / (host.bandwidth * host.optimizer_fraction)
 
 
-def _link_traffic(fabric: SitesFabric, exchange: _Exchange, round_seconds: Seconds) -> Iterator[SiteLinkTraffic]:
+def _link_traffic(fabric: Fabric, exchange: _Exchange, round_seconds: Seconds) -> Iterator[SiteLinkTraffic]:
     """Traffic of each link between sites in a round."""
     shares = exchange.site_link_shares()
+    if not isinstance(fabric, SitesFabric):
+        return
     for link, share in zip(fabric.site_links, shares, strict=True):
         round_bytes = share * exchange.payload / exchange.shards
         yield SiteLinkTraffic(

@@ -1,18 +1,23 @@
-"""How much of the time do replicas in several sites train, if each fails by itself?
+"""How much of the time do replicas train, if each fails by itself?
 
-Each site's replica is a job with the failures of its own components (`job_simulation`), as planned for a job by itself:
-optimal checkpoints and spares unless the scenario says otherwise. Two ways to go on are compared: all wait until an
-absent replica is back, as an all-reduce of fixed members does; or rounds go on with those that are present, and a
-replica that comes back takes the common weights over (PRIME's ElasticDeviceMesh, arXiv:2412.01152; decoupled DiLoCo,
-arXiv:2604.21428).
+Each replica is a job with the failures of its own components (`job_simulation`), as planned for a job by itself:
+optimal checkpoints and spares unless the scenario says otherwise. Outages of a site hit all of its replicas at once.
+Two ways to go on are compared: all wait until an absent replica is back, as an all-reduce of fixed members does; or
+rounds go on while a quorum is there, and a replica that comes back takes the common weights over (PRIME's
+ElasticDeviceMesh, arXiv:2412.01152; decoupled DiLoCo, arXiv:2604.21428).
 
-A cut of a link between sites stops the exchange, not the replicas (`link_cuts`).
+A replica that rejoins from its peers loses what it has done since its last exchange, at most a round, and loads states
+over the links between them; otherwise it goes back to its own checkpoint. A cut of a link between sites stops the
+exchange, not the replicas (`link_cuts`). Nobody waits for replicas that are away as planned.
 
-Assumptions: a replica that fails goes back to its own checkpoint, although it could take its peers' weights; a round is
-short compared with an outage.
+Assumptions: a round is short compared with an outage; the pace stays as it is while replicas are absent; a peer to load
+from is there; replicas that share racks or switches of a site lose them independently.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
 from itertools import chain
 
 import numpy as np
@@ -20,11 +25,15 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.reliability.failure_events import generate_failures
-from clustersim.reliability.job_simulation import LOSSES, JobSimulation
+from clustersim.hardware.failures import FailureComponent
+from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_events import FailureEvent, generate_failures
+from clustersim.reliability.job_simulation import LOSSES, JobParameters, JobSimulation, mean_restart_seconds
 from clustersim.reliability.link_cuts import LinkCuts, Outage
+from clustersim.reliability.replica_places import replica_places, transfer_seconds
 from clustersim.reliability.run_estimate import failure_inputs, job_parameters
 from clustersim.results.goodput import SECONDS_PER_DAY, TimelineInterval
+from clustersim.results.memory_check import checkpoint_bytes
 from clustersim.results.outer_rounds import OuterRounds, ReplicaOutages
 from clustersim.scenario import Scenario
 
@@ -38,26 +47,135 @@ def simulate_replica_outages(
 ) -> ReplicaOutages:
     """Mean fractions of the time over some runs; raise InputError for days out of range.
 
-    scenario: the whole job; replicas: the inner job of each site; rounds: without failures.
+    scenario: the whole job; replicas: the inner job of each; rounds: without failures.
     """
     if not 0.0 < days <= MAX_DAYS:
         raise InputError(f"days: {days:g} is not above 0 and up to {MAX_DAYS:,.0f}")
-    weights = np.array([replica.layout.world_size for replica in replicas], np.float64)
-    weights /= weights.sum()
     horizon = days * SECONDS_PER_DAY
-    uptimes, waiting, without = np.zeros(len(replicas)), 0.0, 0.0
-    cuts = LinkCuts(scenario, rounds, _SEED, _DRAW_WINDOW)
+    gpus = np.array([replica.layout.world_size for replica in replicas], np.float64)
+    jobs, quorum = replica_jobs(scenario, replicas, rounds, horizon), rounds.settings.quorum or 1
+    cuts, planned = LinkCuts(scenario, rounds, _SEED, _DRAW_WINDOW), list(_planned_absences(rounds, jobs, horizon))
+    totals = np.zeros(len(replicas) + 2)
     for run in range(runs):
-        timelines = [_timeline(replica, horizon, run * len(replicas) + site) for site, replica in enumerate(replicas)]
-        outages = tuple(cuts.outages(run, horizon))
-        edges = _edges([*chain.from_iterable(timelines), *outages], horizon)
-        middles, shares = (edges[:-1] + edges[1:]) / 2.0, np.diff(edges) / horizon / runs
+        timelines = [job.timeline(run) for job in jobs]
+        presence = Presence.build(timelines, list(cuts.outages(run, horizon)), planned, horizon)
+        waiting, with_quorum = presence.worked(gpus / gpus.sum(), quorum)
+        totals += np.append(presence.uptimes, [waiting, with_quorum]) / runs
+    *uptimes, waiting, with_quorum = totals.tolist()
+    return ReplicaOutages(days, runs, tuple(uptimes), waiting, quorum, with_quorum)
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """[replicas, intervals] 1 where a replica works and keeps it, is reached by exchanges, takes part as planned.
+
+    shares: [intervals] fractions of the time.
+    """
+
+    working: FloatArray
+    reached: FloatArray
+    planned: FloatArray
+    shares: FloatArray
+
+    @classmethod
+    def build(
+        cls,
+        timelines: Sequence[Sequence[TimelineInterval]],
+        cuts: Sequence[Outage],
+        absences: Sequence[Outage],
+        horizon: Seconds,
+    ) -> "Presence":
+        """From what each replica does up to a time, and when exchanges do not reach it or it is away."""
+        edges = _edges([*chain.from_iterable(timelines), *cuts, *absences], horizon)
+        middles = (edges[:-1] + edges[1:]) / 2.0
         working = np.stack([_is_working(line, middles) for line in timelines])
-        reached = _are_reached(outages, middles, len(replicas))
-        uptimes += working @ shares
-        waiting += float((working * reached).all(axis=0) @ shares)
-        without += float(weights @ (working * reached) @ shares)
-    return ReplicaOutages(days, runs, tuple(uptimes.tolist()), waiting, without)
+        reached, planned = (_without(outages, middles, len(timelines)) for outages in (cuts, absences))
+        return cls(working, reached, planned, np.diff(edges) / horizon)
+
+    @property
+    def uptimes(self) -> FloatArray:
+        """[replicas] fraction of the time in which each works."""
+        uptimes: FloatArray = (self.working * self.planned) @ self.shares
+        return uptimes
+
+    def worked(self, weights: FloatArray, quorum: int) -> tuple[float, float]:
+        """Fraction of the time that GPUs (by weight of their replica) work: all wait for absent ones; with a quorum."""
+        able = self.working * self.reached
+        is_complete, active = (able >= self.planned).all(axis=0), able * self.planned
+        is_quorum = active.sum(axis=0) >= quorum
+        return (
+            float((weights @ self.planned * is_complete) @ self.shares),
+            float((weights @ active * is_quorum) @ self.shares),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaJob:
+    """One replica as a job of its own. index: among the replicas; site: index of its site."""
+
+    parameters: JobParameters
+    index: int
+    site: int
+    replica_count: int
+
+    def timeline(self, run: int) -> list[TimelineInterval]:
+        """What it does in one of the runs."""
+        timeline: list[TimelineInterval] = []
+        own, of_site = (self._failures(run, of_site=of_site) for of_site in (False, True))
+        JobSimulation(self.parameters, merge(own, of_site), timeline).run()
+        return timeline
+
+    def _failures(self, run: int, *, of_site: bool) -> Iterator[FailureEvent]:
+        """Failures of its own components, or outages of its site, which its neighbours see at the same times."""
+        reliability, domains = self.parameters.reliability, self.parameters.domains
+        modes = tuple(
+            mode
+            if (mode.rate.component is FailureComponent.SITE) == of_site
+            else replace(mode, rate=replace(mode.rate, per_second=0.0))
+            for mode in reliability.failures
+        )
+        number = run * self.replica_count + (self.site if of_site else self.index)
+        return generate_failures(replace(reliability, failures=modes), domains, _SEED, number, _DRAW_WINDOW)
+
+
+def replica_jobs(
+    scenario: Scenario, replicas: Sequence[Scenario], rounds: OuterRounds, horizon: Seconds
+) -> list[ReplicaJob]:
+    """The replicas as jobs of so many seconds, with what their failures cost."""
+    places = replica_places(scenario)
+    sites = list(dict.fromkeys(place.site for place in places))
+    jobs = []
+    for index, (replica, place) in enumerate(zip(replicas, places, strict=True)):
+        parameters = job_parameters(*failure_inputs(replica), horizon)
+        if rounds.settings.rejoins_from_peers:
+            peers = [transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
+                     for peer in places if peer is not place]
+            parameters = _rejoining(parameters, rounds.replica_round_seconds(rounds.replicas[index]), min(peers))
+        jobs.append(ReplicaJob(parameters, index, sites.index(place.site), len(replicas)))
+    return jobs
+
+
+def _rejoining(parameters: JobParameters, round_seconds: Seconds, load_seconds: Seconds) -> JobParameters:
+    """A job that continues from its peers' states, those of its last exchange; it writes checkpoints as before."""
+    planned = parameters.checkpoint_timeline
+    ratio = min(1.0, round_seconds / planned.interval)
+    exchanges = CheckpointTimeline(
+        planned.interval * ratio,
+        block_seconds=planned.block_seconds * ratio,
+        slowdown_seconds=planned.slowdown_seconds * ratio,
+    )
+    return replace(parameters, checkpoint_timeline=exchanges, load_seconds=load_seconds)
+
+
+def _planned_absences(rounds: OuterRounds, jobs: Sequence[ReplicaJob], horizon: Seconds) -> Iterator[Outage]:
+    """When replicas are away as planned, and restart when they are back."""
+    for absence in rounds.settings.away:
+        members = frozenset(index for index, replica in enumerate(rounds.replicas) if replica.site == absence.site)
+        begin, duration = absence.begin, absence.end - absence.begin
+        duration += max(mean_restart_seconds(jobs[index].parameters) for index in members)
+        while begin < horizon:
+            yield Outage(begin, begin + duration, members)
+            begin = math.inf if absence.period is None else begin + absence.period
 
 
 def _edges(spans: Sequence[TimelineInterval | Outage], horizon: Seconds) -> FloatArray:
@@ -66,13 +184,13 @@ def _edges(spans: Sequence[TimelineInterval | Outage], horizon: Seconds) -> Floa
     return np.array(sorted(marks))
 
 
-def _are_reached(outages: Sequence[Outage], times: FloatArray, sites: int) -> FloatArray:
-    """[sites, times] 0 where a site waits for an exchange that does not reach it."""
-    reached = np.ones((sites, len(times)))
+def _without(outages: Sequence[Outage], times: FloatArray, replicas: int) -> FloatArray:
+    """[replicas, times] 0 where a replica is absent."""
+    present = np.ones((replicas, len(times)))
     for outage in outages:
         first, end = np.searchsorted(times, (outage.begin, outage.end))
-        reached[sorted(outage.absent_sites), first:end] = 0.0
-    return reached
+        present[sorted(outage.absent_replicas), first:end] = 0.0
+    return present
 
 
 def _is_working(timeline: Sequence[TimelineInterval], times: FloatArray) -> FloatArray:
@@ -84,12 +202,3 @@ def _is_working(timeline: Sequence[TimelineInterval], times: FloatArray) -> Floa
                 first, end = np.searchsorted(times, (interval.begin, interval.end))
                 working[first:end] = 0.0 if is_loss else 1.0
     return working
-
-
-def _timeline(replica: Scenario, horizon: Seconds, run: int) -> list[TimelineInterval]:
-    """What one replica does up to a time."""
-    parameters = job_parameters(*failure_inputs(replica), horizon)
-    timeline: list[TimelineInterval] = []
-    failures = generate_failures(parameters.reliability, parameters.domains, _SEED, run, _DRAW_WINDOW)
-    JobSimulation(parameters, failures, timeline).run()
-    return timeline

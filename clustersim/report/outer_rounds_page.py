@@ -1,17 +1,36 @@
 """Which page shows local training over sites? Its rounds over time, and utilization against bandwidth."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from clustersim.common.units import format_step_time
 from clustersim.report.draw.charts import bar_figure, bar_trace, line_trace, xy_figure
 from clustersim.report.figure import Figure, axis_layout
 from clustersim.report.html_document import figure_panel, html_document, render_panel
-from clustersim.report.terminal.outer_rounds import CHOICE_COLUMNS, CONVERGENCE_NOTE, choice_rows, headline
-from clustersim.results.outer_rounds import OuterRounds
+from clustersim.report.terminal.outer_rounds import (
+    CHOICE_COLUMNS,
+    CONVERGENCE_NOTE,
+    LINK_COLUMNS,
+    REPLICA_COLUMNS,
+    ROUND_COLUMNS,
+    choice_rows,
+    headline,
+    link_rows,
+    replica_rows,
+    round_rows,
+)
+from clustersim.results.outer_rounds import OuterRounds, ReplicaRound
 
 _SHOWN_ROUNDS: Final = 3
-_COLOURS: Final = {"inner steps": "#0072B2", "waiting": "#BFC6CD"}
+_COLOURS: Final = {
+    "inner steps": "#0072B2",
+    "slowed by an exchange": "#56B4E9",
+    "waiting for slower replicas": "#BFC6CD",
+    "waiting for the exchange": "#D55E00",
+}
 _CURVE_COLOURS: Final = ("#56B4E9", "#0072B2", "#D55E00")
 
 
@@ -20,36 +39,69 @@ def outer_rounds_page(result: OuterRounds, file: Path) -> str:
     rounds = figure_panel(
         headline(result),
         round_figure(result),
-        caption="The first rounds of each site: inner steps, and waiting for slower sites, the exchange and the outer "
-        f"optimizer ({format_step_time(result.exposed_seconds + result.optimizer_seconds)} a round). "
+        caption="The first rounds of each replica: inner steps, and waiting for slower replicas, the exchange and the "
+        f"outer optimizer ({format_step_time(result.exposed_seconds + result.optimizer_seconds)} a round). "
         f"{CONVERGENCE_NOTE}",
     )
-    panels = [rounds]
+    panels = [
+        rounds,
+        _table_panel("Round", ROUND_COLUMNS, round_rows(result), text_columns=(2,)),
+        _table_panel("Replicas", REPLICA_COLUMNS, replica_rows(result)),
+    ]
+    if result.links:
+        panels.append(_table_panel("Links between sites", LINK_COLUMNS, link_rows(result), text_columns=(1,)))
     if result.curves:
         caption = "All links between sites scaled by one factor; nothing else changes."
         panels.append(figure_panel("Utilization against bandwidth", curve_figure(result), caption=caption))
     if result.choices:
-        panels.append(render_panel("outer_choices.html", columns=CHOICE_COLUMNS, rows=choice_rows(result)))
+        panels.append(
+            _table_panel(
+                "Settings that reach the utilization",
+                CHOICE_COLUMNS,
+                choice_rows(result),
+                lead="With the fewest inner steps first: these are closest to synchronous training.",
+                caption="A link in a day: what the most loaded link between sites carries in one direction.",
+            )
+        )
     return html_document(f"Local training of {file.name}", panels)
 
 
+def _table_panel(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **words: Any) -> str:
+    """A card with a table. words: its lead and caption, and which columns hold text."""
+    words = {"lead": "", "caption": "", "text_columns": ()} | words
+    return render_panel("outer_table.html", title=title, columns=columns, rows=rows, **words)
+
+
 def round_figure(result: OuterRounds) -> Figure:
-    """A row for each site, with some rounds."""
-    names = [site.name for site in result.sites]
+    """A row for each replica, with some rounds of it."""
+    names = [replica.name for replica in result.replicas]
+    lengths = np.array([result.replica_round_seconds(replica) for replica in result.replicas])
+    parts = np.array([_round_parts(result, replica) for replica in result.replicas])
     traces = []
     for index in range(_SHOWN_ROUNDS):
-        start = index * result.round_seconds
-        working = [result.site_utilization(site) * result.round_seconds for site in result.sites]
-        waiting = [result.round_seconds - seconds for seconds in working]
-        ends = [start + seconds for seconds in working]
-        for name, lengths, base in (("inner steps", working, [start] * len(names)), ("waiting", waiting, ends)):
-            marker = {"color": _COLOURS[name]}
+        base = index * lengths
+        for name, seconds in zip(_COLOURS, parts.T, strict=True):
             traces.append(
-                bar_trace(name, names, lengths, marker, base=base, showlegend=index == 0, hovertemplate="%{y}: " + name)
+                bar_trace(
+                    name,
+                    names,
+                    seconds.tolist(),
+                    {"color": _COLOURS[name]},
+                    base=base.tolist(),
+                    showlegend=index == 0,
+                    hovertemplate="%{y}: " + name,
+                )
             )
+            base = base + seconds
     x = axis_layout("seconds", range=[0.0, _SHOWN_ROUNDS * result.round_seconds])
     height = 110 + 34 * len(names)
     return bar_figure("rounds", traces, x, height=height, narrow={}, barmode="overlay", showlegend=True)
+
+
+def _round_parts(result: OuterRounds, replica: ReplicaRound) -> tuple[float, ...]:
+    """Seconds of one round, in the order of `_COLOURS`."""
+    waits = result.waits(replica)
+    return result.settings.inner_steps * replica.step_time, waits.slowed, waits.slower, waits.exchange
 
 
 def curve_figure(result: OuterRounds) -> Figure:

@@ -1,4 +1,4 @@
-"""What do the rounds of local training (DiLoCo) take? Times, traffic of the links between sites, memory.
+"""What do the rounds of local training (DiLoCo) take? Times, waiting, traffic of the links between sites, memory, cost.
 
 Convergence is not simulated: what fewer exchanges cost in loss is published, for instance in arXiv:2503.09799.
 """
@@ -7,31 +7,43 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.hardware.prices import Price
 from clustersim.results.goodput import SECONDS_PER_DAY
 from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario.diloco import DilocoSettings
 
+_SECONDS_PER_HOUR = 3600.0
+
 
 @dataclass(frozen=True, slots=True)
-class SiteRound:
-    """One site in a round. step_time: of one inner step of its replica; gpus: of the site; sequences: in its batch."""
+class ReplicaRound:
+    """One replica in a round. step_time: of one inner step; overlapped_step_time: while an exchange takes its NICs.
+
+    site: where it is; sequences: in its batch; exposed_seconds: of all exchanges in a round that it would wait for at
+    this pace; price_per_second: of its GPUs, None where it is unknown.
+    """
 
     name: str
+    site: str
     gpus: int
     sequences: int
     step_time: Seconds
     overlapped_step_time: Seconds
+    exposed_seconds: Seconds
+    price_per_second: Price | None = None
 
-    def to_json(self, utilization: float) -> dict[str, Any]:
-        """As plain values; utilization: of the site."""
-        return {
-            "name": self.name,
-            "gpus": self.gpus,
-            "sequences": self.sequences,
-            "step_s": self.step_time,
-            "overlapped_step_s": self.overlapped_step_time,
-            "utilization": utilization,
-        }
+
+@dataclass(frozen=True, slots=True)
+class ReplicaWaits:
+    """What a replica does in one of its rounds besides inner steps at their full speed.
+
+    slowed: inner steps take longer while an exchange takes its NICs; exchange: waiting for exchanges and the outer
+    optimizer; slower: waiting for the replica that sets the pace.
+    """
+
+    slowed: Seconds
+    exchange: Seconds
+    slower: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +51,24 @@ class ReplicaOutages:
     """Fractions of the time over some days with failures, means of some runs.
 
     replicas: in which each replica works, and what it does is kept; waiting: in which all of them do, because all wait
-    for an absent one; without_absent: the mean over the GPUs, if rounds go on without the absent ones.
+    for an absent one; with_quorum: the mean over the GPUs, if rounds go on while `quorum` of them are there.
     """
 
     days: float
     runs: int
     replicas: tuple[float, ...]
     waiting: float
-    without_absent: float
+    quorum: int
+    with_quorum: float
 
     def to_json(self, utilization: float) -> dict[str, Any]:
-        """As plain values; utilization: of a round without failures."""
+        """As plain values; utilization: of the GPUs in a round without failures."""
         return {
             "days": self.days,
             "runs": self.runs,
             "goodput_waiting_for_all": self.waiting * utilization,
-            "goodput_without_absent": self.without_absent * utilization,
+            "quorum": self.quorum,
+            "goodput_with_quorum": self.with_quorum * utilization,
             "uptime_of_replicas": list(self.replicas),
         }
 
@@ -78,31 +92,34 @@ class UtilizationCurve:
 
 @dataclass(frozen=True, slots=True)
 class OuterRounds:
-    """A round of every site's replica: `inner_steps` steps, and one exchange of each fragment.
+    """A round of every replica: `inner_steps` steps, and one exchange of each fragment.
 
-    exchange_seconds: one fragment's exchange by itself; exposed_seconds: of all exchanges in a round, that replicas
-    wait for; optimizer_seconds: outer optimizer in a round; payload: bytes of outer gradients of all fragments;
-    outer_bytes_per_gpu: the common weights and their momentum on one GPU, host_bytes_per_gpu: in its host's memory;
-    algorithm: of the exchange; batch_tokens: of all sites, in one inner step; bandwidth_needs: for some utilizations,
-    the factor on the bandwidth of all links between sites with which they are reached, None: with none; peak_memory,
-    memory_capacity: of the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps;
-    choices: settings that reach an asked utilization, those with the fewest inner steps first.
+    The replica that sets the pace is the slowest of the quorum, of all replicas where there is none: faster ones wait
+    for it, slower ones take part when they can.
+
+    exchange_seconds: one fragment's exchange by itself; optimizer_seconds: outer optimizer in a round; payload: bytes
+    of outer gradients of all fragments; outer_bytes_per_gpu: the common weights and their momentum on one GPU,
+    host_bytes_per_gpu: in its host's memory; algorithm: of the exchange; sequence_tokens: tokens of a sequence;
+    run_tokens: of the whole training, None: not stated; bandwidth_needs: for some utilizations, the factor on the
+    bandwidth of all links between sites with which they are reached, None: with none; peak_memory, memory_capacity: of
+    the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps; choices: settings
+    that reach an asked utilization, those with the fewest inner steps first.
     """
 
     name: str
     settings: DilocoSettings
-    sites: tuple[SiteRound, ...]
+    replicas: tuple[ReplicaRound, ...]
     links: tuple[SiteLinkTraffic, ...]
     exchange_seconds: Seconds
-    exposed_seconds: Seconds
     optimizer_seconds: Seconds
     payload: Bytes
     outer_bytes_per_gpu: Bytes
     host_bytes_per_gpu: Bytes
     algorithm: str
-    batch_tokens: float
+    sequence_tokens: float
     peak_memory: Bytes
     memory_capacity: Bytes
+    run_tokens: float | None = None
     bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
     curves: tuple[UtilizationCurve, ...] = ()
     outages: ReplicaOutages | None = None
@@ -113,38 +130,92 @@ class OuterRounds:
         """Whether the most loaded GPU has the memory."""
         return self.peak_memory <= self.memory_capacity
 
+    def own_seconds(self, replica: ReplicaRound) -> Seconds:
+        """Inner steps of a round, those during exchanges slowed by their traffic."""
+        inner_steps = self.settings.inner_steps
+        overlapped = min(self.settings.overlap * self.settings.fragments, inner_steps)
+        return (inner_steps - overlapped) * replica.step_time + overlapped * replica.overlapped_step_time
+
+    @property
+    def pacer(self) -> ReplicaRound:
+        """The replica that sets the pace: the slowest of the quorum."""
+        quorum = self.settings.quorum or len(self.replicas)
+        return sorted(self.replicas, key=self.own_seconds)[quorum - 1]
+
     @property
     def inner_step_time(self) -> Seconds:
-        """The slowest site's inner step, which all wait for in each round."""
-        return max(site.step_time for site in self.sites)
+        """Inner step of the replica that sets the pace."""
+        return self.pacer.step_time
 
     @property
     def inner_seconds(self) -> Seconds:
-        """Inner steps of a round, those during exchanges slowed by their traffic."""
-        overlapped = min(self.settings.overlap * self.settings.fragments, self.settings.inner_steps)
-        return max(
-            (self.settings.inner_steps - overlapped) * site.step_time + overlapped * site.overlapped_step_time
-            for site in self.sites
-        )
+        """Inner steps of a round of the replica that sets the pace."""
+        return self.own_seconds(self.pacer)
+
+    @property
+    def exposed_seconds(self) -> Seconds:
+        """What the replica that sets the pace waits for exchanges in a round."""
+        return self.pacer.exposed_seconds
 
     @property
     def round_seconds(self) -> Seconds:
-        """One round."""
+        """One round of the replica that sets the pace."""
         return self.inner_seconds + self.exposed_seconds + self.optimizer_seconds
+
+    def replica_round_seconds(self, replica: ReplicaRound) -> Seconds:
+        """One round of a replica; longer than others' where its exchange did not wait for it."""
+        return max(self.round_seconds, self.own_seconds(replica))
+
+    def waits(self, replica: ReplicaRound) -> ReplicaWaits:
+        """What its round consists of besides inner steps at their full speed."""
+        own = self.own_seconds(replica)
+        rest = self.replica_round_seconds(replica) - own
+        slower = min(rest, max(0.0, self.inner_seconds - own))
+        return ReplicaWaits(own - self.settings.inner_steps * replica.step_time, rest - slower, slower)
 
     @property
     def utilization(self) -> float:
-        """Fraction of a round in which the slowest site's replica does inner steps at their full speed."""
+        """Fraction of a round in which the replica that sets the pace does inner steps at their full speed."""
         return self.settings.inner_steps * self.inner_step_time / self.round_seconds
 
-    def site_utilization(self, site: SiteRound) -> float:
-        """The same for one site; the rest of the time it waits for the exchange or for slower sites."""
-        return self.settings.inner_steps * site.step_time / self.round_seconds
+    def replica_utilization(self, replica: ReplicaRound) -> float:
+        """The same for one replica; the rest of the time it waits for the exchange or for slower ones."""
+        return self.settings.inner_steps * replica.step_time / self.replica_round_seconds(replica)
+
+    @property
+    def gpu_utilization(self) -> float:
+        """Mean of all GPUs."""
+        total = sum(replica.gpus for replica in self.replicas)
+        return sum(replica.gpus * self.replica_utilization(replica) for replica in self.replicas) / total
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sites."""
-        return self.settings.inner_steps * self.batch_tokens / self.round_seconds
+        """Of all replicas."""
+        inner_tokens = self.settings.inner_steps * self.sequence_tokens
+        return sum(
+            inner_tokens * replica.sequences / self.replica_round_seconds(replica) for replica in self.replicas
+        )
+
+    @property
+    def egress_per_second(self) -> float:
+        """USD that links between sites cost."""
+        return sum(link.cost for link in self.links) / self.round_seconds
+
+    @property
+    def price_per_second(self) -> Price | None:
+        """What all GPUs and links cost; None where a price is unknown, or in several currencies."""
+        prices = [replica.price_per_second for replica in self.replicas]
+        known = [price for price in prices if price is not None]
+        egress = [Price(self.egress_per_second, "USD")] if self.egress_per_second else []
+        if len(known) < len(prices) or len({price.currency for price in (*known, *egress)}) != 1:
+            return None
+        return Price(sum(price.amount for price in (*known, *egress)), known[0].currency)
+
+    def run_days(self, goodput: float = 1.0) -> float | None:
+        """Days of the whole training, of whose time this fraction is worked; None: its tokens are not stated."""
+        if self.run_tokens is None or not goodput:
+            return None
+        return self.run_tokens / (self.tokens_per_second * goodput) / SECONDS_PER_DAY
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values, with units in the names."""
@@ -157,8 +228,11 @@ class OuterRounds:
             "exchange_s": self.exchange_seconds,
             "exposed_exchange_s": self.exposed_seconds,
             "outer_optimizer_s": self.optimizer_seconds,
+            "pace_set_by": self.pacer.name,
             "utilization": self.utilization,
+            "utilization_of_gpus": self.gpu_utilization,
             "tokens_per_second": self.tokens_per_second,
+            **_cost_json(self),
             "outer_gradient_bytes": self.payload,
             "outer_state_bytes_per_gpu": self.outer_bytes_per_gpu,
             "outer_state_host_bytes_per_gpu": self.host_bytes_per_gpu,
@@ -166,9 +240,9 @@ class OuterRounds:
             "memory_capacity_bytes": self.memory_capacity,
             "fits": self.fits,
             "algorithm": self.algorithm,
-            "sites": [site.to_json(self.site_utilization(site)) for site in self.sites],
+            "replicas": [_replica_json(self, replica) for replica in self.replicas],
             "links": [_link_json(link) for link in self.links],
-            "outages": None if self.outages is None else self.outages.to_json(self.utilization),
+            "outages": None if self.outages is None else self.outages.to_json(self.gpu_utilization),
             "curves": [curve.to_json() for curve in self.curves],
             "bandwidth_needs": [
                 {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs
@@ -187,7 +261,7 @@ class OuterChoice:
     @property
     def bytes_per_day(self) -> Bytes:
         """What the most loaded link between sites carries in a day."""
-        sent: float = max(link.sent_bytes for link in self.rounds.links)
+        sent: float = max((link.sent_bytes for link in self.rounds.links), default=0.0)
         return sent / self.rounds.round_seconds * SECONDS_PER_DAY
 
     def to_json(self) -> dict[str, Any]:
@@ -207,6 +281,35 @@ def _settings_json(settings: DilocoSettings) -> dict[str, Any]:
         "fragments": settings.fragments,
         "overlap_steps": settings.overlap,
         "outer_gradients": settings.outer_gradients.value,
+        "quorum": settings.quorum,
+    }
+
+
+def _replica_json(rounds: OuterRounds, replica: ReplicaRound) -> dict[str, Any]:
+    waits = rounds.waits(replica)
+    return {
+        "name": replica.name,
+        "site": replica.site,
+        "gpus": replica.gpus,
+        "sequences": replica.sequences,
+        "step_s": replica.step_time,
+        "overlapped_step_s": replica.overlapped_step_time,
+        "round_s": rounds.replica_round_seconds(replica),
+        "slowed_by_exchange_s": waits.slowed,
+        "waits_for_exchange_s": waits.exchange,
+        "waits_for_slower_s": waits.slower,
+        "utilization": rounds.replica_utilization(replica),
+    }
+
+
+def _cost_json(rounds: OuterRounds) -> dict[str, Any]:
+    price = rounds.price_per_second
+    return {
+        "cost_per_hour": None if price is None else price.amount * _SECONDS_PER_HOUR,
+        "currency": None if price is None else price.currency,
+        "egress_usd_per_hour": rounds.egress_per_second * _SECONDS_PER_HOUR,
+        "tokens_per_currency_unit": None if price is None else rounds.tokens_per_second / price.amount,
+        "run_days": rounds.run_days(),
     }
 
 

@@ -1,18 +1,21 @@
-"""Local training (DiLoCo and its kin): what replicas in several sites exchange, and when?
+"""Local training (DiLoCo and its kin): what do replicas exchange, and when?
 
-Each site trains a replica of its own for `inner_steps` steps; then the replicas average how far they have come (outer
+Each replica trains by itself for `inner_steps` steps; then the replicas average how far they have come (outer
 gradients), and an outer optimizer moves the weights that all continue from. Fragments of the layers may be exchanged at
-different steps of a round, and while the replicas go on.
+different steps of a round, and while the replicas go on. With a quorum replicas are decoupled: an exchange waits for so
+many of them, so that slower and absent ones hold nobody up.
 
 Reference: Douillard et al. 2023, arXiv:2311.08105 (DiLoCo); Douillard et al. 2025, arXiv:2501.18512 (streaming:
-fragments, overlap by tau steps, outer gradients in 4 bits); Jaghouar et al. 2024, arXiv:2412.01152 (over FSDP, int8).
+fragments, overlap by tau steps, outer gradients in 4 bits); Jaghouar et al. 2024, arXiv:2412.01152 (over FSDP, int8);
+Kale et al. 2025, arXiv:2502.12996 (eager updates: one fragment that overlaps a whole round); Douillard et al. 2026,
+arXiv:2604.21428 (decoupled: quorum, peers that come and go).
 """
 
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from clustersim.common.units import Bytes
+from clustersim.common.units import Bytes, Seconds
 
 
 class OuterFormat(Enum):
@@ -60,12 +63,30 @@ class OuterSend(Enum):
     DURING_BACKWARD = "during_backward"  # as soon as that layer's backward is done, as streaming DiLoCo's simulation
 
 
+class OuterRejoin(Enum):
+    """What a replica that was absent continues from."""
+
+    CHECKPOINT = "checkpoint"  # its own last one
+    PEERS = "peers"  # weights and optimizer states of another replica, over the links between them
+
+
+@dataclass(frozen=True, slots=True)
+class SiteAbsence:
+    """A site trains elsewhere, or nothing, from `begin` to `end`, again after every `period` seconds; None: once."""
+
+    site: str
+    begin: Seconds
+    end: Seconds
+    period: Seconds | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class DilocoSettings:
     """inner_steps: H, between two exchanges of a fragment; fragments: P, that the layers are exchanged in.
 
     overlap: tau, inner steps that replicas go on while a fragment travels; 0: they wait. offload: the common weights
-    and their momentum are kept, and updated, in host memory.
+    and their momentum are kept, and updated, in host memory. replicas: of equally many GPUs, None: one in each site;
+    quorum: replicas that an exchange waits for, None: all; rejoin: None: of peers where there is a quorum.
     """
 
     inner_steps: int
@@ -75,3 +96,14 @@ class DilocoSettings:
     optimizer: OuterOptimizer = OuterOptimizer.NESTEROV
     send: OuterSend = OuterSend.AFTER_OPTIMIZER
     offload: bool = False
+    replicas: int | None = None
+    quorum: int | None = None
+    rejoin: OuterRejoin | None = None
+    away: tuple[SiteAbsence, ...] = ()
+
+    @property
+    def rejoins_from_peers(self) -> bool:
+        """Whether a replica that was absent takes the states of another one over."""
+        if self.rejoin is None:
+            return self.quorum is not None
+        return self.rejoin is OuterRejoin.PEERS

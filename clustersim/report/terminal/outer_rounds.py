@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+REPLICA_COLUMNS: Final = (
+    "replica",
+    "GPUs",
+    "batch",
+    "inner step",
+    "in exchange",
+    "waits for it",
+    "for slower",
+    "utilization",
+)
+ROUND_COLUMNS: Final = ("of a round", "value", "of which")
+LINK_COLUMNS: Final = ("from", "to", "a round", "busy", "egress a round")
 CHOICE_COLUMNS: Final = ("inner steps", "format", "fragments", "overlap", "utilization", "a link in a day")
 CONVERGENCE_NOTE: Final = (
     "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
@@ -28,56 +40,60 @@ def headline(result: OuterRounds) -> str:
     )
 
 
+def replica_rows(result: OuterRounds) -> list[tuple[str, ...]]:
+    """A row for each replica; columns: `REPLICA_COLUMNS`."""
+    return [
+        (
+            replica.name,
+            f"{replica.gpus:,}",
+            f"{replica.sequences:,}",
+            format_step_time(replica.step_time),
+            format_step_time(replica.overlapped_step_time),
+            format_step_time(result.waits(replica).exchange),
+            format_step_time(result.waits(replica).slower),
+            f"{result.replica_utilization(replica):.1%}",
+        )
+        for replica in result.replicas
+    ]
+
+
+def link_rows(result: OuterRounds) -> list[tuple[str, ...]]:
+    """A row for each link between sites; columns: `LINK_COLUMNS`."""
+    return [
+        (
+            link.source,
+            link.target,
+            format_bytes(link.sent_bytes),
+            f"{link.busy:.1%}",
+            f"{link.cost:,.2f} USD" if link.cost else "",
+        )
+        for link in result.links
+    ]
+
+
 def render_outer_rounds(result: OuterRounds) -> "Group":
     """Headline, times of a round, sites, and links."""
     from rich.console import Group
 
     return Group(
         plain_text(headline(result), "bold"),
-        _round_table(result),
+        build_table(("", "", ""), round_rows(result), (1,)),
         plain_text(""),
-        build_table(
-            ("site", "GPUs", "sequences", "inner step", "in exchanges", "utilization"),
-            [
-                (
-                    site.name,
-                    f"{site.gpus:,}",
-                    f"{site.sequences:,}",
-                    format_step_time(site.step_time),
-                    format_step_time(site.overlapped_step_time),
-                    f"{result.site_utilization(site):.1%}",
-                )
-                for site in result.sites
-            ],
-            range(1, 6),
-        ),
+        build_table(REPLICA_COLUMNS, replica_rows(result), range(1, 8)),
         plain_text(""),
-        build_table(
-            ("from", "to", "a round", "busy", "egress a round"),
-            [
-                (
-                    link.source,
-                    link.target,
-                    format_bytes(link.sent_bytes),
-                    f"{link.busy:.1%}",
-                    f"{link.cost:,.2f} USD" if link.cost else "",
-                )
-                for link in result.links
-            ],
-            range(2, 5),
-        ),
-        plain_text(""),
+        *([build_table(LINK_COLUMNS, link_rows(result), range(2, 5)), plain_text("")] if result.links else []),
         *_choice_table(result),
         plain_text(CONVERGENCE_NOTE, "dim"),
     )
 
 
-def _round_table(result: OuterRounds) -> "Table":
+def round_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
+    """What a round takes and needs; columns: `ROUND_COLUMNS`."""
     fragments, overlap = result.settings.fragments, result.settings.overlap
     state = result.outer_bytes_per_gpu or result.host_bytes_per_gpu
     location = "in its host's memory" if result.settings.offload else "of GPU memory"
-    rows = [
-        ("inner steps", format_step_time(result.inner_seconds), ""),
+    return [
+        ("inner steps", format_step_time(result.inner_seconds), f"of {result.pacer.name}, {_pace_clause(result)}"),
         (
             "exchange",
             format_step_time(result.exchange_seconds),
@@ -90,7 +106,7 @@ def _round_table(result: OuterRounds) -> "Table":
         (
             "outer gradients",
             format_bytes(result.payload),
-            f"{result.settings.outer_gradients.value}, {result.algorithm} among GPUs of all sites",
+            f"{result.settings.outer_gradients.value}, {result.algorithm} among GPUs of all replicas",
         ),
         ("outer state", format_bytes(state), f"{location}, on each GPU"),
         (
@@ -98,10 +114,11 @@ def _round_table(result: OuterRounds) -> "Table":
             format_bytes(result.peak_memory),
             f"of {format_bytes(result.memory_capacity)}, outer state included",
         ),
+        ("GPUs' utilization", f"{result.gpu_utilization:.1%}", "mean of all GPUs"),
+        *_cost_rows(result),
         *_outage_rows(result),
         *(_need_row(result, utilization, factor) for utilization, factor in result.bandwidth_needs),
     ]
-    return build_table(("", "", ""), rows, (1,))
 
 
 def choice_rows(result: OuterRounds) -> list[tuple[str, ...]]:
@@ -126,19 +143,46 @@ def _choice_table(result: OuterRounds) -> "tuple[Table | Text, ...]":
     return title, build_table(CHOICE_COLUMNS, choice_rows(result), (0, 2, 3, 4, 5)), plain_text("")
 
 
+def _pace_clause(result: OuterRounds) -> str:
+    """Why the replica sets the pace."""
+    quorum, count = result.settings.quorum, len(result.replicas)
+    if quorum is None or quorum == count:
+        return "the slowest"
+    return f"the slowest of a quorum of {quorum} of {count}"
+
+
+def _cost_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
+    """What all GPUs and links cost, and how long the training takes without failures."""
+    rows, price, days = [], result.price_per_second, result.run_days()
+    if price is not None:
+        per_hour = f"{price.amount * 3600.0:,.2f} {price.currency}"
+        tokens = result.tokens_per_second / price.amount
+        rows.append(("cost an hour", per_hour, f"{tokens:,.0f} tokens/{price.currency}, egress included"))
+    if days is not None:
+        rows.append(("all tokens", f"{days:,.1f} days", f"{result.run_tokens:.3g} tokens without failures"))
+    return rows
+
+
 def _outage_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
     """Goodput over some days with failures."""
     outages = result.outages
     if outages is None:
         return []
+    waiting, with_quorum = (share * result.gpu_utilization for share in (outages.waiting, outages.with_quorum))
+    quorum = "any replica" if outages.quorum == 1 else f"{outages.quorum} replicas"
     return [
         (
             f"goodput, {outages.days:g} days",
-            f"{outages.waiting * result.utilization:.1%}",
-            f"all wait for an absent replica; mean of {outages.runs} runs",
+            f"{waiting:.1%}",
+            f"all wait for an absent replica{_days_clause(result, outages.waiting)}; mean of {outages.runs} runs",
         ),
-        ("", f"{outages.without_absent * result.utilization:.1%}", "rounds go on without the absent ones"),
+        ("", f"{with_quorum:.1%}", f"rounds go on with {quorum}{_days_clause(result, outages.with_quorum)}"),
     ]
+
+
+def _days_clause(result: OuterRounds, goodput: float) -> str:
+    days = result.run_days(goodput)
+    return "" if days is None else f", {days:,.1f} days for all tokens"
 
 
 def _need_row(result: OuterRounds, utilization: float, factor: float | None) -> tuple[str, str, str]:

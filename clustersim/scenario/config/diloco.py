@@ -4,14 +4,56 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.scenario.config_reader import ConfigModel, config_error, enum_parser
-from clustersim.scenario.diloco import DilocoSettings, OuterFormat, OuterOptimizer, OuterSend
+from clustersim.scenario.config.degradations import as_list
+from clustersim.scenario.config_reader import (
+    ConfigModel,
+    Duration,
+    NonEmptyText,
+    config_error,
+    enum_parser,
+    value_parser,
+)
+from clustersim.scenario.diloco import (
+    DilocoSettings,
+    OuterFormat,
+    OuterOptimizer,
+    OuterRejoin,
+    OuterSend,
+    SiteAbsence,
+)
 
 MAX_INNER_STEPS = 100_000
+MAX_REPLICAS = 1024
+
+
+class SiteAbsenceConfig(ConfigModel):
+    """An entry of `diloco.away`: a site whose replicas come and go as planned."""
+
+    example: ClassVar[str] = "{site: north, begin: 8 h, end: 20 h, every: 1 d}"
+    site: NonEmptyText = Field(examples=["north"])
+    """name of the site"""
+    begin: Duration = Field(default=0.0, examples=["8 h"])
+    """when it leaves, after the start of training"""
+    end: Duration = Field(examples=["20 h"])
+    """when it is back"""
+    every: Annotated[Duration | None, Field(examples=["1 d"])] = None
+    """after which time it leaves again; left out: it leaves once"""
+
+    @model_validator(mode="after")
+    def _check_times(self) -> Self:
+        if not 0.0 <= self.begin < self.end:
+            raise config_error(f"end {self.end:g} s is not after begin {self.begin:g} s")
+        if self.every is not None and self.every < self.end:
+            raise config_error(f"every {self.every:g} s is shorter than end {self.end:g} s; it returns before it leaves again")
+        return self
+
+    def site_absence(self) -> SiteAbsence:
+        """The absence as the simulator represents it."""
+        return SiteAbsence(self.site, self.begin, self.end, self.every)
 
 
 class DilocoConfig(ConfigModel):
-    """`diloco`: every site trains a replica, which exchange outer gradients now and then (`clustersim diloco`)."""
+    """`diloco`: replicas train by themselves and exchange outer gradients now and then (`clustersim diloco`)."""
 
     shorthand_key: ClassVar[str | None] = "inner_steps"
     example: ClassVar[str] = "{inner_steps: 100, fragments: 8, overlap: 1, outer_gradients: fp4}"
@@ -29,6 +71,17 @@ class DilocoConfig(ConfigModel):
     """when outer gradients start to travel: after the inner optimizer's step, or layer by layer during its backward"""
     offload: bool = False
     """the common weights and their momentum are kept and updated in host memory"""
+    replicas: Annotated[int | None, Field(ge=2, le=MAX_REPLICAS, examples=[4])] = None
+    """replicas that train by themselves, of equally many GPUs; left out: one in each site"""
+    quorum: Annotated[int | None, Field(ge=1, le=MAX_REPLICAS, examples=[1])] = None
+    """replicas that an exchange waits for: decoupled, slower and absent ones hold nobody up; left out: all"""
+    rejoin: Annotated[OuterRejoin | None, enum_parser(OuterRejoin)] = None
+    """what an absent replica continues from; left out: peers with a quorum, else its own checkpoint"""
+    away: Annotated[
+        list[SiteAbsenceConfig],
+        value_parser(as_list, "one or a list", schema_type=list[SiteAbsenceConfig] | SiteAbsenceConfig),
+    ] = []
+    """sites whose replicas come and go as planned, counted by `--days`"""
 
     @model_validator(mode="after")
     def _check_round(self) -> Self:
@@ -46,4 +99,5 @@ class DilocoConfig(ConfigModel):
 
     def diloco_settings(self) -> DilocoSettings:
         """The settings as the simulator represents them."""
-        return DilocoSettings(**{name: getattr(self, name) for name in type(self).model_fields})
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return DilocoSettings(**values | {"away": tuple(absence.site_absence() for absence in self.away)})

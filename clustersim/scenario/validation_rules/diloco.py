@@ -1,27 +1,57 @@
-"""Can the sites of a scenario train replicas of their own?"""
+"""Can the replicas of a scenario train by themselves?"""
 
 from collections.abc import Iterator
 
 import numpy as np
 
+from clustersim.common.errors import suggest_nearest
+from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import HasSites
 from clustersim.scenario.resolved import ResolvedScenario
 
 
 def check_diloco(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that there are several sites, and that whole replicas and whole batches fit each of them."""
+    """Check that there are several replicas, and that whole copies of the model and whole batches fit each of them."""
     if scenario.diloco is None:
         return
-    counts = site_gpu_counts(scenario)
-    layout, training = scenario.layout, scenario.training
-    if len(counts) < 2:
-        yield f"diloco: {scenario.cluster.name} is a single site; name a cluster file that lists several sites"
+    problems = list(_replica_problems(scenario))
+    yield from problems or _batch_problems(scenario)
+    yield from _exchange_problems(scenario)
+
+
+def _replica_problems(scenario: ResolvedScenario) -> Iterator[str]:
+    """Problems of how the job's GPUs are divided between replicas."""
+    counts, settings = site_gpu_counts(scenario), scenario.diloco
+    replicas = None if settings is None else settings.replicas
+    if replicas is None:
+        if len(counts) < 2:
+            yield (
+                f"diloco: {scenario.cluster.name} is a single site; name a cluster file that lists several sites, or "
+                "write into how many replicas it is divided (diloco.replicas: 4)"
+            )
         return
+    total = sum(counts)
+    broken = [f"site {site} with {count:,}" for site, count in enumerate(counts, start=1) if count * replicas % total]
+    if broken:
+        legal = [number for number in range(2, total + 1) if not any(count * number % total for count in counts)]
+        yield (
+            f"diloco.replicas: {replicas} replicas of {total:,} GPUs have {total / replicas:g} each, of which "
+            f"{', '.join(broken)} hold no whole number; such as {', '.join(map(str, legal[:3]))} fit"
+        )
+
+
+def _batch_problems(scenario: ResolvedScenario) -> Iterator[str]:
+    """Replicas that do not hold whole copies of the model, or get no whole microbatches."""
+    layout, training = scenario.layout, scenario.training
     model_ranks = layout.world_size // layout.dp
-    for site, count in enumerate(counts):
+    settings = scenario.diloco
+    counts = {f"site {index}": count for index, count in enumerate(site_gpu_counts(scenario), start=1)}
+    if settings is not None and settings.replicas is not None:
+        counts = {"each replica": sum(counts.values()) // settings.replicas}
+    for place, count in counts.items():
         if count % model_ranks:
             yield (
-                f"diloco: a site of {count:,} GPUs does not hold whole copies of the model, of {model_ranks:,} GPUs "
+                f"diloco: {place} of {count:,} GPUs does not hold whole copies of the model, of {model_ranks:,} GPUs "
                 "each (tp x cp x pp)"
             )
         elif training.global_batch * count % scenario.cluster.gpu_count or (
@@ -29,13 +59,27 @@ def check_diloco(scenario: ResolvedScenario) -> Iterator[str]:
         ) % (count // model_ranks * training.microbatch):
             yield (
                 f"training.global_batch: {training.global_batch:,} sequences over {scenario.cluster.gpu_count:,} GPUs "
-                f"are no whole microbatches for the {count:,} GPUs of site {site + 1}"
+                f"are no whole microbatches for the {count:,} GPUs of {place}"
             )
-    if scenario.diloco.fragments > scenario.model.layer_count:
+
+
+def _exchange_problems(scenario: ResolvedScenario) -> Iterator[str]:
+    """Fragments, a quorum or absences that the job does not have the layers, replicas or sites for."""
+    settings = scenario.diloco
+    if settings is None:
+        return
+    if settings.fragments > scenario.model.layer_count:
         yield (
-            f"diloco.fragments: {scenario.diloco.fragments} are more than the {scenario.model.layer_count} layers of "
+            f"diloco.fragments: {settings.fragments} are more than the {scenario.model.layer_count} layers of "
             f"{scenario.model.name}"
         )
+    replicas = settings.replicas or len(site_gpu_counts(scenario))
+    if settings.quorum is not None and settings.quorum > replicas:
+        yield f"diloco.quorum: an exchange cannot wait for {settings.quorum} of {replicas} replicas"
+    names = site_names(scenario)
+    for absence in settings.away:
+        if absence.site not in names:
+            yield f"diloco.away: there is no site {absence.site}; {suggest_nearest(absence.site, names)}"
 
 
 def site_gpu_counts(scenario: ResolvedScenario) -> list[int]:
@@ -45,3 +89,12 @@ def site_gpu_counts(scenario: ResolvedScenario) -> list[int]:
     if site_ids is None:
         return [count]
     return [int(members) for members in np.bincount(site_ids) if members]
+
+
+def site_names(scenario: ResolvedScenario) -> list[str]:
+    """Names of the job's sites, in rank order; the cluster's on a single site."""
+    machine = scenario.cluster.machine
+    site_ids = machine.site_ids(scenario.cluster.machine_gpu_ids) if isinstance(machine, SitesFabric) else None
+    if site_ids is None or not isinstance(machine, SitesFabric):
+        return [scenario.cluster.name]
+    return [machine.sites[site].name for site in dict.fromkeys(site_ids.tolist())]
