@@ -84,9 +84,7 @@ class LinkCuts:
                 joined = [sites for sites in connected if not sites.isdisjoint(pair)]
                 connected = [sites for sites in connected if sites.isdisjoint(pair)] + [set().union(*joined)]
         largest = min(connected, key=lambda sites: (-self._gpus(sites), min(map(names.index, sites))))
-        return frozenset(
-            index for index, replica in enumerate(self.rounds.replicas) if replica.site not in largest
-        )
+        return frozenset(index for index, replica in enumerate(self.rounds.replicas) if replica.site not in largest)
 
     def _gpus(self, sites: set[str]) -> int:
         return sum(replica.gpus for replica in self.rounds.replicas if replica.site in sites)

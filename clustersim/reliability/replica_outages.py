@@ -148,8 +148,11 @@ def replica_jobs(
     for index, (replica, place) in enumerate(zip(replicas, places, strict=True)):
         parameters = job_parameters(*failure_inputs(replica), horizon)
         if rounds.settings.rejoins_from_peers:
-            peers = [transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
-                     for peer in places if peer is not place]
+            peers = [
+                transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
+                for peer in places
+                if peer is not place
+            ]
             parameters = _rejoining(parameters, rounds.replica_round_seconds(rounds.replicas[index]), min(peers))
         jobs.append(ReplicaJob(parameters, index, sites.index(place.site), len(replicas)))
     return jobs

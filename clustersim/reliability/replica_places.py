@@ -16,7 +16,7 @@ from clustersim.scenario.validation_rules.diloco import site_names
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where a replica is: its site, and the machine ids of its GPUs. name: the site's, numbered where it has several."""
+    """Where a replica is. name: its site's, numbered where that has several; gpus: ids on the machine."""
 
     name: str
     site: str

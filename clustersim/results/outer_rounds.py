@@ -192,9 +192,7 @@ class OuterRounds:
     def tokens_per_second(self) -> float:
         """Of all replicas."""
         inner_tokens = self.settings.inner_steps * self.sequence_tokens
-        return sum(
-            inner_tokens * replica.sequences / self.replica_round_seconds(replica) for replica in self.replicas
-        )
+        return sum(inner_tokens * replica.sequences / self.replica_round_seconds(replica) for replica in self.replicas)
 
     @property
     def egress_per_second(self) -> float:

@@ -17,6 +17,8 @@ from typing import Final
 
 from clustersim.common.units import Bytes, Seconds
 
+MAX_REPLICAS: Final = 1024
+
 
 class OuterFormat(Enum):
     """Number format in which outer gradients travel."""

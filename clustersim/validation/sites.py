@@ -3,7 +3,8 @@
 A row is a run of local training (DiLoCo), or of data parallelism (one inner step a round), over links between sites:
 the percentage of a round in which replicas compute. Measured rows state how long their exchange took; rows that others
 have simulated state the bandwidth with which their simulator reaches that percentage, on a grid whose steps are 21 %
-apart.
+apart. Rows of decoupled replicas state how fast each is, or how often its chips fail and how long it then stalls: the
+percentage of the time that GPUs work.
 """
 
 import math
@@ -13,9 +14,11 @@ from typing import Final
 
 from clustersim.common.units import Seconds
 from clustersim.reliability.outer_exchange import exposed_seconds
+from clustersim.results.outer_rounds import OuterRounds, ReplicaRound
 from clustersim.scenario.diloco import DilocoSettings, OuterSend
 from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
 from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.replica_goodput import FailingReplicas
 
 PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "sites.csv"
 REQUIRED_COLUMNS: Final = (
@@ -60,6 +63,8 @@ def _compare_case(case: ValidationCase) -> CaseComparison:
 
 
 def _method(case: ValidationCase) -> str:
+    if case.text("quorum"):
+        return "decoupled" if case.positive_int("replicas") > 1 else "data parallel with failures"
     if case.positive_int("inner_steps") == 1:
         return "data parallel"
     if case.positive_int("fragments") == 1:
@@ -72,15 +77,46 @@ def _overlap(case: ValidationCase) -> int:
 
 
 def _predict(case: ValidationCase) -> float:
-    """Percent of a round in which replicas compute."""
-    if case.text("quantity") != "utilization":
-        raise CannotPredictError(f"line {case.line_number}: {case.text('quantity')} is no utilization")
-    step, inner_steps = case.positive_float("step_s"), case.positive_int("inner_steps")
-    settings = DilocoSettings(
-        inner_steps, case.positive_int("fragments"), _overlap(case), send=OuterSend(case.text("send"))
+    """Percent of a round, or of the time, in which replicas compute."""
+    match case.text("quantity"):
+        case "utilization":
+            return 100.0 * _utilization(case)
+        case "utilization of GPUs":
+            return 100.0 * _gpu_utilization(case)
+        case "goodput":
+            return 100.0 * _goodput(case)
+    raise CannotPredictError(f"line {case.line_number}: {case.text('quantity')} is no utilization and no goodput")
+
+
+def _settings(case: ValidationCase) -> DilocoSettings:
+    return DilocoSettings(
+        case.positive_int("inner_steps"),
+        case.positive_int("fragments"),
+        _overlap(case),
+        send=OuterSend(case.text("send")),
+        quorum=case.positive_int("quorum") if case.text("quorum") else None,
     )
+
+
+def _utilization(case: ValidationCase) -> float:
+    """Of replicas of one speed."""
+    step, settings = case.positive_float("step_s"), _settings(case)
     waiting = exposed_seconds(settings, step, case.positive_int("layers"), _exchange_seconds(case), 0.0)
-    return 100.0 * inner_steps * step / (inner_steps * step + waiting)
+    return settings.inner_steps * step / (settings.inner_steps * step + waiting)
+
+
+def _gpu_utilization(case: ValidationCase) -> float:
+    """Mean of replicas of several speeds whose exchange takes no time."""
+    steps = [float(step) for step in case.text("replica_steps_s").split()]
+    replicas = tuple(ReplicaRound(str(index), "", 1, 1, step, step, 0.0) for index, step in enumerate(steps))
+    return OuterRounds("", _settings(case), replicas, (), 0.0, 0.0, 0.0, 0.0, 0.0, "", 1.0, 0.0, 0.0).gpu_utilization
+
+
+def _goodput(case: ValidationCase) -> float:
+    """Of replicas whose chips fail."""
+    rate = case.positive_float("chips") / case.positive_float("mtbi_s")
+    count, quorum = case.positive_int("replicas"), case.positive_int("quorum")
+    return FailingReplicas(count, rate, case.positive_float("stall_s"), quorum).goodput()
 
 
 def _exchange_seconds(case: ValidationCase) -> Seconds:

@@ -21,7 +21,8 @@ from clustersim.model.transformer import parameter_count
 from clustersim.planning.layouts import SearchSpace
 from clustersim.reliability import simulate_goodput
 from clustersim.reliability.link_cuts import LinkCuts
-from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
+from clustersim.reliability.local_training import LocalTraining, simulate_local_training
+from clustersim.reliability.replica_places import replica_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import peak_memory_use
 from clustersim.results.outer_rounds import OuterRounds, ReplicaOutages
@@ -88,7 +89,7 @@ def test_an_inner_step_is_that_of_one_site(folder: Path, plain: OuterRounds) -> 
         | {"cluster": {"name": "dgx-h100", "gpus": 16}, "layout": LAYOUT | {"dp": 4}}
         | {"training": TRAINING | {"global_batch": 32}}
     )
-    assert [site.step_time for site in plain.sites] == [simulate(alone).step_time] * 2
+    assert [site.step_time for site in plain.replicas] == [simulate(alone).step_time] * 2
 
 
 def test_a_round_is_steps_exchange_and_outer_step(plain: OuterRounds) -> None:
@@ -168,8 +169,8 @@ def test_no_bandwidth_helps_where_the_transport_limits(folder: Path) -> None:
 
 def test_a_smaller_site_has_fewer_replicas_and_less_of_the_batch(folder: Path) -> None:
     rounds = simulate_local_training(scenario(folder, gpus=(16, 48)))
-    assert [(site.gpus, site.sequences) for site in rounds.sites] == [(16, 16), (48, 48)]
-    assert max(rounds.site_utilization(site) for site in rounds.sites) == rounds.utilization
+    assert [(site.gpus, site.sequences) for site in rounds.replicas] == [(16, 16), (48, 48)]
+    assert max(rounds.replica_utilization(site) for site in rounds.replicas) == rounds.utilization
 
 
 def test_outer_state_is_sharded_over_a_site(folder: Path, plain: OuterRounds) -> None:
@@ -185,7 +186,7 @@ def test_outer_state_is_sharded_over_a_site(folder: Path, plain: OuterRounds) ->
 
 
 def test_memory_is_that_of_an_inner_step_and_the_outer_state(folder: Path, plain: OuterRounds) -> None:
-    alone = peak_memory_use(next(site_scenarios(scenario(folder))))
+    alone = peak_memory_use(next(replica_scenarios(scenario(folder))))
     assert plain.peak_memory == pytest.approx(alone.needed + plain.outer_bytes_per_gpu)
     assert plain.fits == (plain.peak_memory <= plain.memory_capacity)
 
@@ -285,16 +286,20 @@ def test_the_command_prints_rounds_links_and_what_is_not_simulated(
 def test_sites_of_unlike_speed_wait_for_the_slowest(folder: Path) -> None:
     slow = scenario(folder, "degradations.slow=[{gpu: 20, speed: 0.5}]")
     rounds = simulate_local_training(slow)
-    assert rounds.site_utilization(rounds.sites[0]) < rounds.site_utilization(rounds.sites[1]) == rounds.utilization
-    assert replace(rounds, sites=rounds.sites[:1]).round_seconds < rounds.round_seconds
+    assert (
+        rounds.replica_utilization(rounds.replicas[0])
+        < rounds.replica_utilization(rounds.replicas[1])
+        == rounds.utilization
+    )
+    assert replace(rounds, replicas=rounds.replicas[:1]).round_seconds < rounds.round_seconds
 
 
 def test_without_failures_replicas_always_work(folder: Path) -> None:
     plan = scenario(folder, "reliability={preset: rsc-2, failures: {any: null}, checkpoint: {write: async}}")
     outages = simulate_local_training(plan, days=10.0, runs=2).outages
     assert outages is not None
-    assert outages.without_absent == pytest.approx(1.0, abs=1e-3)
-    assert outages.waiting == pytest.approx(outages.without_absent, abs=1e-3)
+    assert outages.with_quorum == pytest.approx(1.0, abs=1e-3)
+    assert outages.waiting == pytest.approx(outages.with_quorum, abs=1e-3)
 
 
 def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: Path) -> None:
@@ -305,7 +310,7 @@ def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: 
     assert outages is not None
     first, second = outages.replicas
     assert 0.85 < first < 0.95
-    assert outages.without_absent == pytest.approx((first + second) / 2)
+    assert outages.with_quorum == pytest.approx((first + second) / 2)
     assert outages.waiting == pytest.approx(first * second, rel=0.02)
 
 
@@ -325,7 +330,7 @@ def test_frequent_exchanges_wait_for_the_whole_cut(folder: Path) -> None:
     outages = cut_outages(folder)
     down = 2 * 6 / (7 * 24)
     assert 1.0 - outages.waiting == pytest.approx(down, rel=0.15)
-    assert 1.0 - outages.without_absent == pytest.approx((1.0 - outages.waiting) / 2.0)
+    assert 1.0 - outages.with_quorum == pytest.approx((1.0 - outages.waiting) / 2.0)
 
 
 def test_a_cut_between_exchanges_costs_nothing(folder: Path, plain: OuterRounds) -> None:
@@ -337,11 +342,11 @@ def test_a_cut_between_exchanges_costs_nothing(folder: Path, plain: OuterRounds)
 
 
 def test_a_ring_of_sites_survives_a_cut() -> None:
-    rounds = SimpleNamespace(sites=[SimpleNamespace(name=name, gpus=8) for name in "abc"])
+    rounds = SimpleNamespace(replicas=[SimpleNamespace(site=name, gpus=8) for name in "abc"])
     cuts = LinkCuts(SimpleNamespace(), rounds, 0, 1.0)  # type: ignore[arg-type]
-    ring, chain = [(0, 1), (1, 2), (0, 2)], [(0, 1), (1, 2)]
-    assert [cuts._absent_sites(ring, cut) for cut in range(3)] == [frozenset()] * 3
-    assert [cuts._absent_sites(chain, cut) for cut in range(2)] == [{0}, {2}]
+    ring, chain = [("a", "b"), ("b", "c"), ("a", "c")], [("a", "b"), ("b", "c")]
+    assert [cuts._absent_replicas(ring, cut) for cut in range(3)] == [frozenset()] * 3
+    assert [cuts._absent_replicas(chain, cut) for cut in range(2)] == [{0}, {2}]
 
 
 @pytest.mark.parametrize("days", [0.0, -1.0, 1e6, float("nan")])

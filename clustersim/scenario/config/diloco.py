@@ -14,6 +14,7 @@ from clustersim.scenario.config_reader import (
     value_parser,
 )
 from clustersim.scenario.diloco import (
+    MAX_REPLICAS,
     DilocoSettings,
     OuterFormat,
     OuterOptimizer,
@@ -23,7 +24,6 @@ from clustersim.scenario.diloco import (
 )
 
 MAX_INNER_STEPS = 100_000
-MAX_REPLICAS = 1024
 
 
 class SiteAbsenceConfig(ConfigModel):
@@ -44,7 +44,9 @@ class SiteAbsenceConfig(ConfigModel):
         if not 0.0 <= self.begin < self.end:
             raise config_error(f"end {self.end:g} s is not after begin {self.begin:g} s")
         if self.every is not None and self.every < self.end:
-            raise config_error(f"every {self.every:g} s is shorter than end {self.end:g} s; it returns before it leaves again")
+            raise config_error(
+                f"every {self.every:g} s is shorter than end {self.end:g} s; it returns before it leaves again"
+            )
         return self
 
     def site_absence(self) -> SiteAbsence:
@@ -80,7 +82,7 @@ class DilocoConfig(ConfigModel):
     away: Annotated[
         list[SiteAbsenceConfig],
         value_parser(as_list, "one or a list", schema_type=list[SiteAbsenceConfig] | SiteAbsenceConfig),
-    ] = []
+    ] = Field(default_factory=list)
     """sites whose replicas come and go as planned, counted by `--days`"""
 
     @model_validator(mode="after")

@@ -1,12 +1,13 @@
 """Can the replicas of a scenario train by themselves?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from clustersim.common.errors import suggest_nearest
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import HasSites
+from clustersim.scenario.diloco import MAX_REPLICAS
 from clustersim.scenario.resolved import ResolvedScenario
 
 
@@ -30,14 +31,24 @@ def _replica_problems(scenario: ResolvedScenario) -> Iterator[str]:
                 "write into how many replicas it is divided (diloco.replicas: 4)"
             )
         return
-    total = sum(counts)
-    broken = [f"site {site} with {count:,}" for site, count in enumerate(counts, start=1) if count * replicas % total]
-    if broken:
-        legal = [number for number in range(2, total + 1) if not any(count * number % total for count in counts)]
+    total, model_ranks = sum(counts), scenario.layout.world_size // scenario.layout.dp
+    if not _divides(replicas, counts):
+        legal = [
+            str(number)
+            for number in range(2, min(total, MAX_REPLICAS) + 1)
+            if _divides(number, counts) and total // number % model_ranks == 0
+        ]
         yield (
-            f"diloco.replicas: {replicas} replicas of {total:,} GPUs have {total / replicas:g} each, of which "
-            f"{', '.join(broken)} hold no whole number; such as {', '.join(map(str, legal[:3]))} fit"
+            f"diloco.replicas: {replicas} equal parts of {total:,} GPUs do not fit whole into sites of "
+            f"{', '.join(f'{count:,}' for count in counts)}; "
+            + (f"such as {', '.join(legal[:3])} do" if legal else "none do; leave it out for one in each site")
         )
+
+
+def _divides(replicas: int, counts: Sequence[int]) -> bool:
+    """Whether so many equal replicas lie whole in sites of these GPUs."""
+    total = sum(counts)
+    return total % replicas == 0 and not any(count % (total // replicas) for count in counts)
 
 
 def _batch_problems(scenario: ResolvedScenario) -> Iterator[str]:
