@@ -16,6 +16,13 @@ from clustersim.common.units import format_bandwidth
 from clustersim.hardware.cluster import Cluster, describe_tiers, load_cluster
 from clustersim.hardware.graph_io import is_graph
 from clustersim.hardware.topology import FabricTier
+from clustersim.report.panels.site_map import (
+    SITE_COLUMNS,
+    SITE_LINK_COLUMNS,
+    site_link_rows,
+    site_panels,
+    site_rows,
+)
 from clustersim.report.panels.topology import build_topology, crossing_labels, describe_size, tier_labels
 from clustersim.results.axis_tiers import AxisLocality, axis_localities
 
@@ -34,10 +41,13 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
         from clustersim.common.files import write_text_atomically
         from clustersim.report.panels.topology import topology_page
 
-        write_text_atomically(html, topology_page(build_topology(cluster, spans)))
+        write_text_atomically(html, topology_page(build_topology(cluster, spans), site_panels(cluster)))
     tiers, console = describe_tiers(cluster), new_console()
     console.print(Text.assemble((cluster.name, "bold"), f"  {describe_size(cluster)}\n{cluster.description}"))
     console.print(_tier_table(tiers))
+    for heads, rows in ((SITE_COLUMNS, site_rows(cluster)), (SITE_LINK_COLUMNS, site_link_rows(cluster))):
+        if rows:
+            console.print(_rows_table(heads, rows))
     if spans:
         console.print(_axis_table(spans, tier_labels(tiers), tiers))
     if html is not None:
@@ -106,6 +116,13 @@ def _tier_table(tiers: Sequence[FabricTier]) -> Table:
     for name, tier in zip(tier_labels(tiers), tiers, strict=True):
         ratio = "" if tier.oversubscription is None else f"1:{tier.oversubscription:.3g}"
         table.add_row(name, f"{tier.count:,}", format_bandwidth(tier.bandwidth), *[ratio] * has_oversubscription)
+    return table
+
+
+def _rows_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = new_table("", *heads)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

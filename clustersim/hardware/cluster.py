@@ -6,6 +6,7 @@ any number of nodes; a path may name such a file, a node-link graph (networkx's 
 sites: data centres, each with a regular cluster, and the links between them.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,7 +53,8 @@ class Cluster:
     constants, a name in `topologies/libraries` or a path; is_measured: the library's constants were fitted to
     published measurements of such machines; files: all files read: its own, the accelerator's, the library's, and
     those of accelerator_overrides; host_memory: of each node's host, None: unknown; file_values: values of a
-    regular cluster's file by dotted keys, without overrides.
+    regular cluster's file by dotted keys, without overrides. gpus_per_node: of unlike sites, what all of
+    their nodes' are multiples of.
     """
 
     name: str
@@ -295,6 +297,7 @@ def _join_sites(section: MappingReader, path: Path, names: Sequence[str], cluste
         single,
         fabric=fabric,
         gpu_count=fabric.gpu_count,
+        gpus_per_node=math.gcd(*(cluster.gpus_per_node for cluster in clusters)),
         is_measured=False,
         files=tuple(dict.fromkeys([path, *(file for cluster in clusters for file in cluster.files)])),
         accelerator_overrides=tuple(
@@ -319,15 +322,12 @@ def _require_alike(section: MappingReader, names: Sequence[str], clusters: Seque
                 f"sites[{index}].cluster",
                 f"site {name} {reason}; a site has a regular cluster with node.nic and fabric",
             )
-        for what, value, reference in (
-            ("GPUs per node", cluster.gpus_per_node, first.gpus_per_node),
-            ("collective library", cluster.library, first.library),
-        ):
-            if value != reference:
-                raise section.input_error(
-                    f"sites[{index}].cluster",
-                    f"site {name} has {what} {value}, site {names[0]} {reference}; all sites need the same",
-                )
+        if cluster.library != first.library:
+            raise section.input_error(
+                f"sites[{index}].cluster",
+                f"site {name} has collective library {cluster.library}, site {names[0]} {first.library}; all sites "
+                "need the same",
+            )
         if fabric.direct_links != first.fabric.direct_links:  # type: ignore[attr-defined]
             raise section.input_error(
                 f"sites[{index}].cluster", f"site {name} joins the GPUs of a node in another way than site {names[0]}"

@@ -101,7 +101,7 @@ def round_figure(result: OuterRounds) -> Figure:
 def _round_parts(result: OuterRounds, replica: ReplicaRound) -> tuple[float, ...]:
     """Seconds of one round, in the order of `_COLOURS`."""
     waits = result.waits(replica)
-    return result.settings.inner_steps * replica.step_time, waits.slowed, waits.slower, waits.exchange
+    return result.inner_steps(replica) * replica.step_time, waits.slowed, waits.slower, waits.exchange
 
 
 def curve_figure(result: OuterRounds) -> Figure:

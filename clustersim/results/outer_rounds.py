@@ -3,6 +3,7 @@
 Convergence is not simulated: what fewer exchanges cost in loss is published, for instance in arXiv:2503.09799.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,10 @@ from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.prices import Price
 from clustersim.results.goodput import SECONDS_PER_DAY
 from clustersim.results.site_traffic import SiteLinkTraffic
-from clustersim.scenario.diloco import DilocoSettings
+from clustersim.scenario.diloco import DilocoSettings, StepBudget
 
 _SECONDS_PER_HOUR = 3600.0
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +132,17 @@ class OuterRounds:
         """Whether the most loaded GPU has the memory."""
         return self.peak_memory <= self.memory_capacity
 
+    def inner_steps(self, replica: ReplicaRound) -> int:
+        """Inner steps of a replica in a round: of the settings, or as many as fit into those of the slowest."""
+        inner_steps = self.settings.inner_steps
+        if self.settings.step_budget is StepBudget.SAME:
+            return inner_steps
+        slowest = max(other.step_time for other in self.replicas)
+        return math.floor(inner_steps * slowest / replica.step_time * (1.0 + _ROUNDING))
+
     def own_seconds(self, replica: ReplicaRound) -> Seconds:
         """Inner steps of a round, those during exchanges slowed by their traffic."""
-        inner_steps = self.settings.inner_steps
+        inner_steps = self.inner_steps(replica)
         overlapped = min(self.settings.overlap * self.settings.fragments, inner_steps)
         return (inner_steps - overlapped) * replica.step_time + overlapped * replica.overlapped_step_time
 
@@ -171,16 +181,16 @@ class OuterRounds:
         own = self.own_seconds(replica)
         rest = self.replica_round_seconds(replica) - own
         slower = min(rest, max(0.0, self.inner_seconds - own))
-        return ReplicaWaits(own - self.settings.inner_steps * replica.step_time, rest - slower, slower)
+        return ReplicaWaits(own - self.inner_steps(replica) * replica.step_time, rest - slower, slower)
 
     @property
     def utilization(self) -> float:
         """Fraction of a round in which the replica that sets the pace does inner steps at their full speed."""
-        return self.settings.inner_steps * self.inner_step_time / self.round_seconds
+        return self.replica_utilization(self.pacer)
 
     def replica_utilization(self, replica: ReplicaRound) -> float:
         """The same for one replica; the rest of the time it waits for the exchange or for slower ones."""
-        return self.settings.inner_steps * replica.step_time / self.replica_round_seconds(replica)
+        return self.inner_steps(replica) * replica.step_time / self.replica_round_seconds(replica)
 
     @property
     def gpu_utilization(self) -> float:
@@ -191,8 +201,10 @@ class OuterRounds:
     @property
     def tokens_per_second(self) -> float:
         """Of all replicas."""
-        inner_tokens = self.settings.inner_steps * self.sequence_tokens
-        return sum(inner_tokens * replica.sequences / self.replica_round_seconds(replica) for replica in self.replicas)
+        return sum(
+            self.inner_steps(replica) * self.sequence_tokens * replica.sequences / self.replica_round_seconds(replica)
+            for replica in self.replicas
+        )
 
     @property
     def egress_per_second(self) -> float:
@@ -280,6 +292,7 @@ def _settings_json(settings: DilocoSettings) -> dict[str, Any]:
         "overlap_steps": settings.overlap,
         "outer_gradients": settings.outer_gradients.value,
         "quorum": settings.quorum,
+        "step_budget": settings.step_budget.value,
     }
 
 
@@ -290,6 +303,7 @@ def _replica_json(rounds: OuterRounds, replica: ReplicaRound) -> dict[str, Any]:
         "site": replica.site,
         "gpus": replica.gpus,
         "sequences": replica.sequences,
+        "inner_steps": rounds.inner_steps(replica),
         "step_s": replica.step_time,
         "overlapped_step_s": replica.overlapped_step_time,
         "round_s": rounds.replica_round_seconds(replica),

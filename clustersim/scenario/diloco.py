@@ -72,6 +72,13 @@ class OuterRejoin(Enum):
     PEERS = "peers"  # weights and optimizer states of another replica, over the links between them
 
 
+class StepBudget(Enum):
+    """How many inner steps replicas of unlike speed do in a round."""
+
+    SAME = "same"  # inner_steps, so faster ones wait
+    BY_SPEED = "by_speed"  # as many as fit into those of the slowest (dynamic local updates, arXiv:2401.09135)
+
+
 @dataclass(frozen=True, slots=True)
 class SiteAbsence:
     """A site trains elsewhere, or nothing, from `begin` to `end`, again after every `period` seconds; None: once."""
@@ -88,7 +95,8 @@ class DilocoSettings:
 
     overlap: tau, inner steps that replicas go on while a fragment travels; 0: they wait. offload: the common weights
     and their momentum are kept, and updated, in host memory. replicas: of equally many GPUs, None: one in each site;
-    quorum: replicas that an exchange waits for, None: all; rejoin: None: of peers where there is a quorum.
+    quorum: replicas that an exchange waits for, None: all; rejoin: None: from peers where there is a quorum; away: as
+    planned.
     """
 
     inner_steps: int
@@ -101,6 +109,7 @@ class DilocoSettings:
     replicas: int | None = None
     quorum: int | None = None
     rejoin: OuterRejoin | None = None
+    step_budget: StepBudget = StepBudget.SAME
     away: tuple[SiteAbsence, ...] = ()
 
     @property

@@ -185,6 +185,17 @@ def test_a_file_of_unlike_sites(tmp_path: Path) -> None:
     assert wan == pytest.approx(4.897e-3, rel=1e-3)  # 1,000 km of fibre at c / 1.4682
 
 
+def test_a_file_of_sites_with_unlike_nodes(tmp_path: Path) -> None:
+    """Nodes of eight and of four GPUs, each with its own accelerator."""
+    sites = [{"name": n, "cluster": c, "gpus": 144} for n, c in (("west", "dgx-h100"), ("east", "gb200-nvl72"))]
+    cluster = load_cluster(write_sites(tmp_path, sites=sites))
+    assert (cluster.gpu_count, cluster.node_count, cluster.gpus_per_node) == (288, 18 + 36, 4)
+    accelerators, kinds = cluster.accelerator_kinds()
+    assert [accelerator.name for accelerator in accelerators] == ["h100-sxm-80gb", "gb200"]
+    assert kinds.tolist() == [0] * 144 + [1] * 144
+    assert np.bincount(cluster.fabric.domain_ids(np.arange(288))).tolist() == [8] * 18 + [72] * 2
+
+
 def test_a_smaller_job_has_the_same_fraction_of_each_site(tmp_path: Path) -> None:
     path = write_sites(tmp_path, sites=[{"name": name, "cluster": "dgx-h100", "gpus": 32} for name in ("west", "east")])
     fabric = load_cluster(path, 32).fabric
@@ -216,12 +227,8 @@ LINK = {"source": "west", "target": "east", "bandwidth": "800 Gbit/s"}
         ({"sites": []}, "1 to 64"),
         ({"sites": [{"name": "west", "cluster": "dgx-h100", "gpus": 16}] * 2}, "already"),
         (
-            {
-                "sites": [
-                    {"name": n, "cluster": c, "gpus": 16} for n, c in (("west", "dgx-h100"), ("east", "gb200-nvl72"))
-                ]
-            },
-            "GPUs per node 4",
+            {"sites": [{"name": n, "cluster": c, "gpus": 16} for n, c in (("west", "dgx-h100"), ("east", "mi300x"))]},
+            "collective library rccl",
         ),
     ],
 )

@@ -8,7 +8,7 @@ bandwidths, not cabling.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -18,6 +18,7 @@ import numpy as np
 from clustersim.common.units import format_bandwidth
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe_tiers
+from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.draw.charts import PlotlyDict, annotation, line_trace, marker_trace, xy_figure
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, format_share
@@ -124,9 +125,22 @@ def result_topology(result: SimulationResult) -> TopologyView:
 
 def describe_size(cluster: Cluster) -> str:
     """GPU count and model, GPUs per node, and placement on the machine."""
-    size = f"{cluster.gpu_count:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
+    size = ", ".join(_accelerator_counts(cluster))
+    if not isinstance(cluster.machine, SitesFabric):
+        size = f"{size}, {cluster.gpus_per_node} per node"
     placement = describe_placement(cluster)
     return f"{size}, on {placement}" if placement else size
+
+
+def _accelerator_counts(cluster: Cluster) -> list[str]:
+    """Sites may differ in their GPUs; other clusters are named after their main ones."""
+    if not isinstance(cluster.machine, SitesFabric):
+        return [f"{cluster.gpu_count:,} x {cluster.accelerator.name}"]
+    accelerators, kinds = cluster.accelerator_kinds()
+    return [
+        f"{int(count):,} x {accelerator.name}"
+        for accelerator, count in zip(accelerators, np.bincount(kinds), strict=True)
+    ]
 
 
 def tier_labels(tiers: Sequence[hardware.FabricTier]) -> list[str]:
@@ -169,9 +183,9 @@ def _tier_note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> st
     return "" if (tier.oversubscription or 1.0) <= 1.0 else f"1:{tier.oversubscription:.3g} oversubscribed"
 
 
-def topology_page(topology: TopologyView) -> str:
-    """A page with the figure and its tables."""
-    return html_document(topology.title, [topology_panel(topology, topology.title)])
+def topology_page(topology: TopologyView, others: Iterable[Panel] = ()) -> str:
+    """A page with the figure and its tables, and other panels below."""
+    return html_document(topology.title, [topology_panel(topology, topology.title), *others])
 
 
 def topology_panel(topology: TopologyView, title: str = "Cluster and layout") -> Panel:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 REPLICA_COLUMNS: Final = (
     "replica",
     "GPUs",
-    "batch",
-    "inner step",
+    "steps",
+    "each",
     "in exchange",
     "waits for it",
     "for slower",
@@ -46,7 +46,7 @@ def replica_rows(result: OuterRounds) -> list[tuple[str, ...]]:
         (
             replica.name,
             f"{replica.gpus:,}",
-            f"{replica.sequences:,}",
+            f"{result.inner_steps(replica):,}",
             format_step_time(replica.step_time),
             format_step_time(replica.overlapped_step_time),
             format_step_time(result.waits(replica).exchange),

@@ -21,6 +21,7 @@ from clustersim.scenario.diloco import (
     OuterRejoin,
     OuterSend,
     SiteAbsence,
+    StepBudget,
 )
 
 MAX_INNER_STEPS = 100_000
@@ -79,6 +80,8 @@ class DilocoConfig(ConfigModel):
     """replicas that an exchange waits for: decoupled, slower and absent ones hold nobody up; left out: all"""
     rejoin: Annotated[OuterRejoin | None, enum_parser(OuterRejoin)] = None
     """what an absent replica continues from; left out: peers with a quorum, else its own checkpoint"""
+    step_budget: Annotated[StepBudget, enum_parser(StepBudget)] = StepBudget.SAME
+    """inner steps of replicas of unlike speed: the same, or as many as fit into inner_steps of the slowest"""
     away: Annotated[
         list[SiteAbsenceConfig],
         value_parser(as_list, "one or a list", schema_type=list[SiteAbsenceConfig] | SiteAbsenceConfig),
