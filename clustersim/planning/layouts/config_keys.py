@@ -12,9 +12,10 @@ OFFLOAD: Final = "training.offload"
 EP_OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
 SEQUENCE_PARALLEL: Final = "layout.sequence_parallel"
 CP_KIND: Final = "layout.cp_kind"
+ORDER: Final = "layout.order"
 DEGREES: Final = (TP, CP, PP)
 KEY_ORDER: Final = (
-    *(*DEGREES, CP_KIND, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE),
+    *(*DEGREES, CP_KIND, ORDER, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE),
 )
 STATE_NEUTRAL_KEYS: Final = (EP_OVERLAP, MICROBATCH, RECOMPUTE)
 """Keys that do not change what stays in memory for the whole step (weights, gradients, optimizer states)."""

@@ -6,10 +6,11 @@ the keys it depends on are chosen; the survivors are read and checked in full. T
 that are never wanted: duplicates (the same layout under other keys), and what the framework does not support.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from clustersim.hardware.sites import SitesFabric
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.planning.layouts.config_keys import (
@@ -22,6 +23,7 @@ from clustersim.planning.layouts.config_keys import (
     ETP,
     LAYERS_PER_STAGE,
     MICROBATCH,
+    ORDER,
     PP,
     RECOMPUTE,
     SCHEDULE,
@@ -63,6 +65,14 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
         rules += (
             PruningRule((CP, CP_KIND), lambda layout_scenario, _: _check_context_kind_used(layout_scenario, kinds[0])),
         )
+    if orders := job.values.get(ORDER):
+        rules += (
+            PruningRule(
+                (*DEGREES, ORDER), lambda layout_scenario, values: _check_order_used(layout_scenario, values, orders)
+            ),
+        )
+    if isinstance(resolved.cluster.machine, SitesFabric) and DATA_PARALLEL not in user_keys:
+        rules += (PruningRule((*DEGREES, DATA_PARALLEL), _check_site_shards),)
     if LAYERS_PER_STAGE not in user_keys:
         rules += (
             PruningRule((PP, SCHEDULE), lambda layout_scenario, _: _check_stage_balance(layout_scenario, resolved)),
@@ -124,6 +134,8 @@ def _check_framework_support(resolved: ResolvedScenario, values: Values, baselin
         resolved.layout.pp > 1,
         value_name(values[DATA_PARALLEL]),
     )
+    if strategy == "zero":
+        strategy = f"zero{resolved.layout.data.zero_stage}"
     if strategy not in (supported.data_with_pipeline if pipelined else supported.data):
         pipeline_note = " with a pipeline" if pipelined else ""
         yield f"the framework does not run it: {strategy} of {baseline.framework.name}{pipeline_note}"
@@ -137,6 +149,20 @@ def _check_sequence_parallel_used(resolved: ResolvedScenario, _: Values) -> Iter
 def _check_context_kind_used(resolved: ResolvedScenario, first: str) -> Iterator[str]:
     if resolved.layout.cp == 1 and resolved.layout.cp_kind.value != first:
         yield f"{DUPLICATE}: nothing is exchanged where layout.cp is 1"
+
+
+def _check_order_used(resolved: ResolvedScenario, values: Values, orders: Sequence[str]) -> Iterator[str]:
+    if 1 in (resolved.layout.pp, resolved.layout.dp) and values.get(ORDER) != orders[0]:
+        yield f"{DUPLICATE}: there are no pipelines or no replicas to order"
+
+
+def _check_site_shards(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
+    """Optimizer states are sharded over all replicas, or over those of each of equally large sites."""
+    data, ranks, machine = resolved.layout.data, resolved.layout.cp * resolved.layout.dp, resolved.cluster.machine
+    if data.zero_stage == 1 and data.shard_size is not None and isinstance(machine, SitesFabric):
+        sites = len(machine.sites)
+        if data.shard_size * sites != ranks:
+            yield f"optimizer states are sharded within each site: {data.shard_size} of {ranks} ranks in {sites} sites"
 
 
 def _check_etp_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:

@@ -3,8 +3,8 @@
 The default values are what planners vary, as far as model, cluster and framework allow: degrees, sequence
 parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, for MoE models expert
 parallelism and, where the file overlaps expert communication, that overlap, and where the file has context
-parallelism, its kinds without inner groups. The file's own value is
-always included.
+parallelism, its kinds without inner groups, and where the cluster has several sites, whether pipelines or replicas
+cross them, and whether optimizer states are sharded in each. The file's own value is always included.
 """
 
 import math
@@ -14,6 +14,7 @@ from json import dumps
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
+from clustersim.hardware.sites import SitesFabric
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layout import Layout
@@ -28,6 +29,7 @@ from clustersim.planning.layouts.config_keys import (
     EP_OVERLAP,
     ETP,
     MICROBATCH,
+    ORDER,
     PP,
     RECOMPUTE,
     SAME_AS_TP,
@@ -53,8 +55,9 @@ _MAX_EP: Final = 64  # expert-parallel ranks, in addition to the file's
 _RECOMPUTE_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MIN_CP_TOKENS: Final = 8192  # minimum tokens per rank with context parallelism
 _HYBRID_SHARD_SIZES: Final = 3  # hybrid shard sizes: one NVLink domain, four, sixteen
+_SITE_ORDERS: Final = (("tp", "cp", "dp", "pp"), ("tp", "cp", "pp", "dp"))  # pipelines cross sites, or replicas do
 _ANY_PIPELINE: Final = f"{PP}={FEWEST_PAIRED_RANKS}"  # a pipeline for which every schedule can be read
-_PARSED_KEYS: Final = {SCHEDULE: "schedule", DATA_PARALLEL: "layout.data", RECOMPUTE: "training.recompute"}
+_PARSED_KEYS: Final = frozenset((SCHEDULE, DATA_PARALLEL, RECOMPUTE, ORDER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ class SearchJob:
             resolved.layout,
             tp=tp,
             cp=cp,
+            order=self._parsed_value(ORDER, values, configured.order, configured.order),
             cp_kind=ContextParallelKind(values[CP_KIND]) if CP_KIND in values else resolved.layout.cp_kind,
             ep=self._degree(EP, values),
             etp=None if etp == SAME_AS_TP else int(etp),
@@ -175,7 +179,7 @@ def build_job(
             candidate = resolved if value == SAME_AS_TP else _resolve_value(scenario, overrides, key, value)
             if key in _PARSED_KEYS:
                 parsed_values[key, value] = _config_object(candidate, key)
-    for key in defaults.keys() & _PARSED_KEYS.keys() & values.keys() - varied.keys():
+    for key in defaults.keys() & _PARSED_KEYS & values.keys() - varied.keys():
         if _config_object(resolved, key) not in (parsed_values[key, value] for value in values[key]):
             file_value = _file_value(scenario, key)
             parsed_values[key, file_value] = _config_object(resolved, key)
@@ -209,9 +213,13 @@ def _parse_dp(text: str) -> int:
 
 def _config_object(resolved: ResolvedScenario, key: str) -> Any:
     """The object of a non-numeric key in a resolved scenario."""
-    return {SCHEDULE: resolved.schedule, DATA_PARALLEL: resolved.layout.data, RECOMPUTE: resolved.training.recompute}[
-        key
-    ]
+    layout = resolved.layout
+    return {
+        SCHEDULE: resolved.schedule,
+        DATA_PARALLEL: layout.data,
+        RECOMPUTE: resolved.training.recompute,
+        ORDER: layout.order,
+    }[key]
 
 
 def _file_value(scenario: Scenario, key: str) -> str:
@@ -251,6 +259,8 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
             layout.cp_kind.value,
             *(kind for kind in supported.context_parallel if kind != layout.cp_kind.value),
         )
+    if isinstance(resolved.cluster.machine, SitesFabric):
+        values[ORDER] = tuple(f"[{', '.join(order)}]" for order in _SITE_ORDERS)
     if not moe_layers:  # else all tensor-parallel ranks would dispatch the same tokens
         values[SEQUENCE_PARALLEL] = ("true", "false")
     else:
@@ -286,6 +296,9 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
             yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
         else:
             yield name
+    machine = resolved.cluster.machine
+    if "zero1" in supported.data and isinstance(machine, SitesFabric):
+        yield from (f"{{zero: {{stage: 1, shard: {shard}}}}}" for shard in _POWERS if 1 < shard <= gpus)
 
 
 def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
