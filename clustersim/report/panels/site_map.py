@@ -61,7 +61,7 @@ def site_panels(cluster: Cluster) -> Iterator[Panel]:
     machine = cluster.machine
     if not isinstance(machine, SitesFabric):
         return
-    yield figure_panel("Sites", site_figure(machine), caption="The names of links are their bandwidth and round trip.")
+    yield figure_panel("Sites", site_figure(machine), caption="A line is a link, with its bandwidth each way and its round trip.")
     for title, columns, rows in (
         ("Sites and their GPUs", SITE_COLUMNS, site_rows(cluster)),
         ("Links between sites", SITE_LINK_COLUMNS, site_link_rows(cluster)),
@@ -81,7 +81,7 @@ def site_figure(machine: SitesFabric) -> Figure:
     names = [f"{site.name}: {site.fabric.gpu_count:,} GPUs" for site in machine.sites]
     traces.append(marker_trace("sites", x, y, {"color": "@accent", "size": sizes}, hovertext=names, hoverinfo="text"))
     labels = [
-        annotation(f"<b>{name}</b>", x=1.32 * place[0], y=1.32 * place[1], font={"size": 12})
+        annotation(f"<b>{name}</b>", x=place[0], y=place[1], yshift=26, font={"size": 12})
         for name, place in zip(names, positions, strict=True)
     ]
     labels += [_link_label(link, positions) for link in pairs.values()]
@@ -112,7 +112,7 @@ def _link_line(link: SiteLink, positions: Sequence[tuple[float, float]]) -> dict
 
 
 def _link_label(link: SiteLink, positions: Sequence[tuple[float, float]]) -> dict[str, object]:
-    """A third of the way along, so that labels of crossing lines do not meet in the middle."""
+    """Not half of the way along, so that labels of crossing lines do not meet in the middle."""
     source, target = positions[link.source], positions[link.target]
     x, y = (source[axis] + (target[axis] - source[axis]) * 0.42 for axis in (0, 1))
     state = format_bandwidth(link.bandwidth) if link.is_alive else "cut"
