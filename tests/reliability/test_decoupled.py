@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
+from clustersim.hardware.prices import Price
 from clustersim.reliability.job_simulation import HEALTHY, RESTART
 from clustersim.reliability.link_cuts import Outage
 from clustersim.reliability.local_training import simulate_local_training
@@ -16,8 +17,9 @@ from clustersim.reliability.replica_outages import Presence, _planned_absences, 
 from clustersim.reliability.replica_places import replica_places, replica_scenarios, transfer_seconds
 from clustersim.results.goodput import TimelineInterval
 from clustersim.results.outer_rounds import OuterRounds, ReplicaRound
+from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario import Scenario
-from clustersim.scenario.diloco import DilocoSettings
+from clustersim.scenario.diloco import DilocoSettings, StepBudget
 from clustersim.simulation import simulate
 from tests.conftest import examples
 
@@ -74,6 +76,24 @@ def test_with_a_quorum_of_one_each_goes_at_its_own_pace() -> None:
     assert result.waits(fast).exchange == pytest.approx(0.6)
     assert result.waits(slow).exchange == result.waits(slow).slower == 0.0
     assert result.tokens_per_second == pytest.approx(10 * 4000 * (1 / 10.7 + 1 / 30.3))
+
+
+def test_step_budgets_let_nobody_wait_for_slower_replicas() -> None:
+    """Steps of 1 and 3 s: thirty of one in the time of ten of the other."""
+    result = rounds([1.0, 3.0], None)
+    budgeted = replace(result, settings=replace(result.settings, step_budget=StepBudget.BY_SPEED))
+    assert [budgeted.inner_steps(replica) for replica in budgeted.replicas] == [30, 10]
+    assert budgeted.waits(budgeted.replicas[0]).slower == pytest.approx(0.2)  # one of its steps is slowed, too
+    assert budgeted.tokens_per_second > result.tokens_per_second
+
+
+def test_what_a_round_costs_is_its_gpus_and_its_egress() -> None:
+    result = rounds([1.0, 1.0], None)
+    priced = tuple(replace(replica, price_per_second=Price(0.5, "USD")) for replica in result.replicas)
+    link = SiteLinkTraffic("a", "b", 1e12, 1e9, 0.5, cost=10.0 * result.round_seconds)
+    assert result.price_per_second is None
+    assert replace(result, replicas=priced, links=(link,)).price_per_second == Price(pytest.approx(11.0), "USD")
+    assert replace(result, run_tokens=86400.0 * result.tokens_per_second).run_days(0.5) == pytest.approx(2.0)
 
 
 def test_replicas_of_one_cluster_step_as_half_of_it_does() -> None:

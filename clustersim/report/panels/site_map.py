@@ -61,7 +61,9 @@ def site_panels(cluster: Cluster) -> Iterator[Panel]:
     machine = cluster.machine
     if not isinstance(machine, SitesFabric):
         return
-    yield figure_panel("Sites", site_figure(machine), caption="A line is a link, with its bandwidth each way and its round trip.")
+    yield figure_panel(
+        "Sites", site_figure(machine), caption="A line is a link, with its bandwidth each way and its round trip."
+    )
     for title, columns, rows in (
         ("Sites and their GPUs", SITE_COLUMNS, site_rows(cluster)),
         ("Links between sites", SITE_LINK_COLUMNS, site_link_rows(cluster)),

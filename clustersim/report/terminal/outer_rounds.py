@@ -26,7 +26,7 @@ LINK_COLUMNS: Final = ("from", "to", "a round", "busy", "egress a round")
 CHOICE_COLUMNS: Final = ("inner steps", "format", "fragments", "overlap", "utilization", "a link in a day")
 CONVERGENCE_NOTE: Final = (
     "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
-    "inner steps and replicas) and arXiv:2501.18512 (fragments, overlap, formats)."
+    "inner steps and replicas), arXiv:2501.18512 (fragments, overlap, formats) and arXiv:2604.21428 (quorums)."
 )
 
 
