@@ -9,7 +9,7 @@ import numpy as np
 from clustersim.common.units import format_step_time
 from clustersim.report.draw.charts import bar_figure, bar_trace, line_trace, xy_figure
 from clustersim.report.figure import Figure, axis_layout
-from clustersim.report.html_document import figure_panel, html_document, render_panel
+from clustersim.report.html_document import Panel, figure_panel, html_document, render_panel
 from clustersim.report.terminal.outer_rounds import (
     CHOICE_COLUMNS,
     CONVERGENCE_NOTE,
@@ -66,7 +66,7 @@ def outer_rounds_page(result: OuterRounds, file: Path) -> str:
     return html_document(f"Local training of {file.name}", panels)
 
 
-def _table_panel(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **words: Any) -> str:
+def _table_panel(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **words: Any) -> Panel:
     """A card with a table. words: its lead and caption, and which columns hold text."""
     words = {"lead": "", "caption": "", "text_columns": ()} | words
     return render_panel("outer_table.html", title=title, columns=columns, rows=rows, **words)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import numpy as np
+
 from clustersim.common.units import format_bandwidth, format_seconds
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.site_links import SiteLink
@@ -27,11 +29,11 @@ def site_rows(cluster: Cluster) -> list[tuple[str, ...]]:
     if not isinstance(machine, SitesFabric):
         return []
     accelerators, kinds = cluster.accelerator_kinds()
-    site_ids = machine.site_ids(cluster.machine_gpu_ids)
+    site_ids = np.asarray(machine.site_ids(cluster.machine_gpu_ids))
     return [
         (
             site.name,
-            f"{int((site_ids == index).sum()):,}",
+            f"{np.count_nonzero(site_ids == index):,}",
             ", ".join(accelerators[kind].name for kind in dict.fromkeys(kinds[site_ids == index].tolist())),
         )
         for index, site in enumerate(machine.sites)

@@ -81,7 +81,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
         plain_text(""),
         build_table(REPLICA_COLUMNS, replica_rows(result), range(1, 8)),
         plain_text(""),
-        *([build_table(LINK_COLUMNS, link_rows(result), range(2, 5)), plain_text("")] if result.links else []),
+        *_link_table(result),
         *_choice_table(result),
         plain_text(CONVERGENCE_NOTE, "dim"),
     )
@@ -134,6 +134,12 @@ def choice_rows(result: OuterRounds) -> list[tuple[str, ...]]:
         )
         for choice in result.choices
     ]
+
+
+def _link_table(result: OuterRounds) -> "tuple[Table | Text, ...]":
+    if not result.links:
+        return ()
+    return build_table(LINK_COLUMNS, link_rows(result), range(2, 5)), plain_text("")
 
 
 def _choice_table(result: OuterRounds) -> "tuple[Table | Text, ...]":
