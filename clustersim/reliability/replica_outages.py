@@ -100,8 +100,8 @@ class Presence:
 
     def worked(self, weights: FloatArray, quorum: int) -> tuple[float, float]:
         """Fraction of the time that GPUs (by weight of their replica) work: all wait for absent ones; with a quorum."""
-        able = self.working * self.reached
-        is_complete, active = (able >= self.planned).all(axis=0), able * self.planned
+        exchanging = self.working * self.reached
+        is_complete, active = (exchanging >= self.planned).all(axis=0), exchanging * self.planned
         is_quorum = active.sum(axis=0) >= quorum
         return (
             float((weights @ self.planned * is_complete) @ self.shares),
