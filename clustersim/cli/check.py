@@ -54,9 +54,9 @@ def _distinct_replicas(scenario: Scenario) -> Iterator[Scenario]:
     from clustersim.reliability.replica_places import replica_places, replica_scenarios
 
     seen: set[str] = set()
-    for place, replica in zip(replica_places(scenario), replica_scenarios(scenario), strict=True):
-        if place.site not in seen:
-            seen.add(place.site)
+    for slot, replica in zip(replica_places(scenario), replica_scenarios(scenario), strict=True):
+        if slot.site not in seen:
+            seen.add(slot.site)
             yield replica
 
 

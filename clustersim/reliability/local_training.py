@@ -142,11 +142,11 @@ class LocalTraining:
         self, settings: DilocoSettings, exchange: "_Exchange", nic_load: float
     ) -> Iterator[ReplicaRound]:
         slowed, layers = self._steps_during_exchange(nic_load), self.scenario.model.layer_count
-        for index, (replica, place) in enumerate(zip(self.replicas, replica_places(self.scenario), strict=True)):
+        for index, (replica, slot) in enumerate(zip(self.replicas, replica_places(self.scenario), strict=True)):
             step_time = self.step_times[index]
             yield ReplicaRound(
-                name=place.name,
-                site=place.site,
+                name=slot.name,
+                site=slot.site,
                 gpus=replica.layout.world_size,
                 sequences=replica.training.global_batch,
                 step_time=step_time,
@@ -200,23 +200,23 @@ def _price_per_second(replica: Scenario) -> Price | None:
     accelerators, kinds = cluster.accelerator_kinds()
     quotes = [economics.gpu_hour_quote(accelerator, cluster.name) for accelerator in accelerators]
     prices = [None if quote is None else quote.price for quote in quotes]
-    known = [price for price in prices if price is not None]
-    if len(known) < len(prices) or len({price.currency for price in known}) != 1:
+    known_prices = [price for price in prices if price is not None]
+    if len(known_prices) < len(prices) or len({price.currency for price in known_prices}) != 1:
         return None
-    counts = np.bincount(kinds[: replica.layout.world_size], minlength=len(known)).tolist()
-    hourly = sum(count * price.amount for count, price in zip(counts, known, strict=True))
-    return Price(hourly / 3600.0, known[0].currency)
+    counts = np.bincount(kinds[: replica.layout.world_size], minlength=len(known_prices)).tolist()
+    hourly = sum(count * price.amount for count, price in zip(counts, known_prices, strict=True))
+    return Price(hourly / 3600.0, known_prices[0].currency)
 
 
 class _Exchange:
     """The all-reduce of all outer gradients: groups of one GPU in each replica, each with its shard."""
 
     def __init__(self, scenario: Scenario, fabric: Fabric, settings: DilocoSettings) -> None:
-        places = replica_places(scenario)
-        self.fabric, self.shards = fabric, min(len(place.gpus) for place in places)
+        slots = replica_places(scenario)
+        self.fabric, self.shards = fabric, min(len(slot.gpus) for slot in slots)
         self.payload: Bytes = parameter_count(scenario.model) * settings.outer_gradients.bytes
         self.shard_parameters = parameter_count(scenario.model) / self.shards
-        self.members = np.stack([place.gpus[: self.shards] for place in places], axis=1)
+        self.members = np.stack([slot.gpus[: self.shards] for slot in slots], axis=1)
         self._tuner = Tuner(fabric, resolved_library(scenario))
         costs = self._tuner.evaluate_variants(CollectiveType.ALL_REDUCE, self.members)
         self.selection: Selection = select_variants(costs, self.payload / self.shards)

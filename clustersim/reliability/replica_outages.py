@@ -121,8 +121,8 @@ class ReplicaJob:
     def timeline(self, run: int) -> list[TimelineInterval]:
         """What it does in one of the runs."""
         timeline: list[TimelineInterval] = []
-        own, of_site = (self._failures(run, of_site=of_site) for of_site in (False, True))
-        JobSimulation(self.parameters, merge(own, of_site), timeline).run()
+        of_components, of_site = (self._failures(run, of_site=of_site) for of_site in (False, True))
+        JobSimulation(self.parameters, merge(of_components, of_site), timeline).run()
         return timeline
 
     def _failures(self, run: int, *, of_site: bool) -> Iterator[FailureEvent]:
@@ -142,19 +142,19 @@ def replica_jobs(
     scenario: Scenario, replicas: Sequence[Scenario], rounds: OuterRounds, horizon: Seconds
 ) -> list[ReplicaJob]:
     """The replicas as jobs of so many seconds, with what their failures cost."""
-    places = replica_places(scenario)
-    sites = list(dict.fromkeys(place.site for place in places))
+    slots = replica_places(scenario)
+    sites = list(dict.fromkeys(slot.site for slot in slots))
     jobs = []
-    for index, (replica, place) in enumerate(zip(replicas, places, strict=True)):
+    for index, (replica, slot) in enumerate(zip(replicas, slots, strict=True)):
         parameters = job_parameters(*failure_inputs(replica), horizon)
         if rounds.settings.rejoins_from_peers:
             peers = [
-                transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
-                for peer in places
-                if peer is not place
+                transfer_seconds(scenario.cluster.machine, peer, slot, checkpoint_bytes(replica))
+                for peer in slots
+                if peer is not slot
             ]
             parameters = _rejoining(parameters, rounds.replica_round_seconds(rounds.replicas[index]), min(peers))
-        jobs.append(ReplicaJob(parameters, index, sites.index(place.site), len(replicas)))
+        jobs.append(ReplicaJob(parameters, index, sites.index(slot.site), len(replicas)))
     return jobs
 
 

@@ -28,13 +28,13 @@ def replica_places(scenario: Scenario) -> list[ReplicaPlace]:
     gpus, machine = scenario.cluster.machine_gpu_ids, scenario.cluster.machine
     site_ids = machine.site_ids(gpus) if isinstance(machine, SitesFabric) else None
     replicas = None if scenario.diloco is None else scenario.diloco.replicas
-    places = []
+    slots = []
     for site, name in zip(_distinct(site_ids), site_names(scenario), strict=True):
         members = gpus if site_ids is None else gpus[site_ids == site]
         count = 1 if replicas is None else len(members) * replicas // len(gpus)
-        for number, part in enumerate(np.split(members, count), start=1):
-            places.append(ReplicaPlace(name if count == 1 else f"{name} {number}", name, part))
-    return places
+        for number, slot_gpus in enumerate(np.split(members, count), start=1):
+            slots.append(ReplicaPlace(name if count == 1 else f"{name} {number}", name, slot_gpus))
+    return slots
 
 
 def _distinct(site_ids: IntArray | None) -> list[int]:
@@ -44,13 +44,13 @@ def _distinct(site_ids: IntArray | None) -> list[int]:
 
 def replica_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     """The inner job of each replica: its GPUs, and its share of the batch."""
-    for place in replica_places(scenario):
-        yield _inner_scenario(scenario, place.gpus)
+    for slot in replica_places(scenario):
+        yield _inner_scenario(scenario, slot.gpus)
 
 
 def site_scenarios(scenario: Scenario, replicas: Sequence[Scenario]) -> Iterator[Scenario]:
     """For each site its first replica, with the others of the site on the same network next to it."""
-    sites = [place.site for place in replica_places(scenario)]
+    sites = [slot.site for slot in replica_places(scenario)]
     for site in dict.fromkeys(sites):
         first, *others = (replica for replica, own_site in zip(replicas, sites, strict=True) if own_site == site)
         neighbours = tuple(ResolvedJob(other) for other in others)

@@ -66,21 +66,21 @@ def outer_rounds_page(result: OuterRounds, file: Path) -> str:
     return html_document(f"Local training of {file.name}", panels)
 
 
-def _table_panel(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **words: Any) -> Panel:
-    """A card with a table. words: its lead and caption, and which columns hold text."""
-    words = {"lead": "", "caption": "", "text_columns": ()} | words
-    return render_panel("outer_table.html", title=title, columns=columns, rows=rows, **words)
+def _table_panel(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **options: Any) -> Panel:
+    """A card with a table. options: its lead and caption, and which columns hold text."""
+    options = {"lead": "", "caption": "", "text_columns": ()} | options
+    return render_panel("outer_table.html", title=title, columns=columns, rows=rows, **options)
 
 
 def round_figure(result: OuterRounds) -> Figure:
     """A row for each replica, with some rounds of it."""
     names = [replica.name for replica in result.replicas]
     lengths = np.array([result.replica_round_seconds(replica) for replica in result.replicas])
-    parts = np.array([_round_parts(result, replica) for replica in result.replicas])
+    durations = np.array([_round_parts(result, replica) for replica in result.replicas])
     traces = []
     for index in range(_SHOWN_ROUNDS):
         base = index * lengths
-        for name, seconds in zip(_COLOURS, parts.T, strict=True):
+        for name, seconds in zip(_COLOURS, durations.T, strict=True):
             traces.append(
                 bar_trace(
                     name,

@@ -178,10 +178,10 @@ class OuterRounds:
 
     def waits(self, replica: ReplicaRound) -> ReplicaWaits:
         """What its round consists of besides inner steps at their full speed."""
-        own = self.own_seconds(replica)
-        rest = self.replica_round_seconds(replica) - own
-        slower = min(rest, max(0.0, self.inner_seconds - own))
-        return ReplicaWaits(own - self.inner_steps(replica) * replica.step_time, rest - slower, slower)
+        working = self.own_seconds(replica)
+        rest = self.replica_round_seconds(replica) - working
+        slower = min(rest, max(0.0, self.inner_seconds - working))
+        return ReplicaWaits(working - self.inner_steps(replica) * replica.step_time, rest - slower, slower)
 
     @property
     def utilization(self) -> float:
@@ -215,11 +215,11 @@ class OuterRounds:
     def price_per_second(self) -> Price | None:
         """What all GPUs and links cost; None where a price is unknown, or in several currencies."""
         prices = [replica.price_per_second for replica in self.replicas]
-        known = [price for price in prices if price is not None]
+        known_prices = [price for price in prices if price is not None]
         egress = [Price(self.egress_per_second, "USD")] if self.egress_per_second else []
-        if len(known) < len(prices) or len({price.currency for price in (*known, *egress)}) != 1:
+        if len(known_prices) < len(prices) or len({price.currency for price in (*known_prices, *egress)}) != 1:
             return None
-        return Price(sum(price.amount for price in (*known, *egress)), known[0].currency)
+        return Price(sum(price.amount for price in (*known_prices, *egress)), known_prices[0].currency)
 
     def run_days(self, goodput: float = 1.0) -> float | None:
         """Days of the whole training, of whose time this fraction is worked; None: its tokens are not stated."""

@@ -85,8 +85,8 @@ def site_figure(machine: SitesFabric) -> Figure:
     names = [f"{site.name}: {site.fabric.gpu_count:,} GPUs" for site in machine.sites]
     traces.append(marker_trace("sites", x, y, {"color": "@accent", "size": sizes}, hovertext=names, hoverinfo="text"))
     labels = [
-        annotation(f"<b>{name}</b>", x=place[0], y=place[1], yshift=26, font={"size": 12})
-        for name, place in zip(names, positions, strict=True)
+        annotation(f"<b>{name}</b>", x=position[0], y=position[1], yshift=26, font={"size": 12})
+        for name, position in zip(names, positions, strict=True)
     ]
     labels += [_link_label(link, positions) for link in pairs.values()]
     hidden = {"visible": False, "fixedrange": True, "range": [-1.9, 1.9]}

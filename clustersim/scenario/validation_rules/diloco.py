@@ -59,10 +59,10 @@ def _batch_problems(scenario: ResolvedScenario) -> Iterator[str]:
     counts = {f"site {index}": count for index, count in enumerate(site_gpu_counts(scenario), start=1)}
     if settings is not None and settings.replicas is not None:
         counts = {"each replica": sum(counts.values()) // settings.replicas}
-    for place, count in counts.items():
+    for label, count in counts.items():
         if count % model_ranks:
             yield (
-                f"diloco: {place} of {count:,} GPUs does not hold whole copies of the model, of {model_ranks:,} GPUs "
+                f"diloco: {label} of {count:,} GPUs does not hold whole copies of the model, of {model_ranks:,} GPUs "
                 "each (tp x cp x pp)"
             )
         elif training.global_batch * count % scenario.cluster.gpu_count or (
@@ -70,7 +70,7 @@ def _batch_problems(scenario: ResolvedScenario) -> Iterator[str]:
         ) % (count // model_ranks * training.microbatch):
             yield (
                 f"training.global_batch: {training.global_batch:,} sequences over {scenario.cluster.gpu_count:,} GPUs "
-                f"are no whole microbatches for the {count:,} GPUs of {place}"
+                f"are no whole microbatches for the {count:,} GPUs of {label}"
             )
 
 
