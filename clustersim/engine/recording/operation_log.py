@@ -7,7 +7,7 @@ follow from its start, so they are computed on demand.
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -52,6 +52,21 @@ class PhasedEndTimes:
         return np.hstack([begins, times[:, self.phase_index[count], None]])
 
 
+class JointSpans(NamedTuple):
+    """A sub-segment of a task that several ranks began at the same instant.
+
+    operations: the first, and the end; start: of all; ends: [ranks] of each; end_times: [ranks] of their operations,
+    None for a single one.
+    """
+
+    ranks: IntArray
+    task: int
+    operations: tuple[int, int]
+    start: Seconds
+    ends: FloatArray
+    end_times: Sequence[EndTimes] | None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationSpanLog:
     """Sub-segments: operations `begin_operation` to before `end_operation` of a task's segment, and its times.
@@ -93,6 +108,29 @@ class OperationSpanLog:
             tuple(distinct),
         )
 
+    def add_joint_spans(self, spans: Sequence[JointSpans], time_offset: Seconds) -> Self:
+        """The log with sub-segments that ranks ran together, so many seconds later than they are noted."""
+        if not spans:
+            return self
+        counts = [len(entry.ranks) for entry in spans]
+        columns = np.array([(entry.task, *entry.operations) for entry in spans], dtype=np.int64)
+        task, begin_operation, end_operation = np.repeat(columns, counts, axis=0).T
+        start = np.repeat([entry.start for entry in spans], counts) + time_offset
+        end = np.concatenate([entry.ends for entry in spans]) + time_offset
+        distinct = {entry: index for index, entry in enumerate(self.end_times)}
+        indices = _end_times_indices(spans, distinct)
+        return replace(
+            self,
+            rank=np.concatenate([self.rank, *(entry.ranks for entry in spans)]),
+            task=np.concatenate([self.task, task]),
+            begin_operation=np.concatenate([self.begin_operation, begin_operation]),
+            end_operation=np.concatenate([self.end_operation, end_operation]),
+            start=np.concatenate([self.start, start]),
+            end=np.concatenate([self.end, end]),
+            end_times_index=np.concatenate([self.end_times_index, *indices]),
+            end_times=tuple(distinct),
+        )
+
     def unroll(self, source_index: IntArray, task_offset: IntArray, time_offset: FloatArray) -> Self:
         """The log with repetitions: [n] source entry, task id offset and time offset of each entry."""
         rank, begin_operation, end_operation, end_times_index = (
@@ -120,7 +158,7 @@ class OperationSpanLog:
         return int((self.end_operation - self.begin_operation).sum())
 
     def task_spans(self, rank: int, tasks: Set[int]) -> OperationSpans:
-        """The operations of some tasks of one rank, in the order in which their sub-segments ended."""
+        """The operations of some tasks of one rank, in any order."""
         entries = np.flatnonzero(self.rank == rank)
         return self._spans(entries[np.isin(self.task[entries], list(tasks))])
 
@@ -159,3 +197,19 @@ class OperationSpanLog:
         order = np.argsort(labels.reshape(-1), kind="stable")
         boundaries = np.flatnonzero(np.diff(labels.reshape(-1)[order])) + 1
         yield from (long[positions] for positions in np.split(order, boundaries) if len(positions))
+
+
+def _end_times_indices(spans: Sequence[JointSpans], distinct: dict[EndTimes, int]) -> list[IntArray]:
+    """For each span, [ranks] index of its end times, -1 without any. distinct: indices so far, to which it adds."""
+    by_identity: dict[int, IntArray] = {}
+    indices = []
+    for span in spans:
+        if span.end_times is None:
+            indices.append(np.full(len(span.ranks), -1))
+            continue
+        if id(span.end_times) not in by_identity:
+            by_identity[id(span.end_times)] = np.array(
+                [distinct.setdefault(entry, len(distinct)) for entry in span.end_times]
+            )
+        indices.append(by_identity[id(span.end_times)])
+    return indices

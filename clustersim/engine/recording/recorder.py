@@ -9,7 +9,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
-from clustersim.engine.recording.operation_log import EndTimes, OperationSpanLog
+from clustersim.engine.recording.operation_log import EndTimes, JointSpans, OperationSpanLog
 from clustersim.engine.recording.unroll import (
     DELAYS,
     EVENT_KEY_STRIDE,
@@ -77,8 +77,9 @@ class Recorder:
     """Append-only lists. Events are identified by rank and task (`EVENT_KEY_STRIDE`), as their order is arbitrary.
 
     sync_participants: event keys by (order of the group in the segment, task, group key); sub_segments: rank,
-    task, first and end operation; delays: position, exposed and transfer delay; repetitions: what is repeated on
-    unrolling; skipped_seconds: simulated time that the clock did not pass, because periods were skipped.
+    task, first and end operation; delays: position, exposed and transfer delay; joint_spans, joint_delays: the same
+    of ranks that run together, which are all behind what is repeated; repetitions: what is repeated on unrolling;
+    skipped_seconds: simulated time that the clock did not pass, because periods were skipped.
     """
 
     spans: list[SpanRecord] = field(default_factory=list)
@@ -87,6 +88,8 @@ class Recorder:
     sub_segment_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
     sub_segment_ends: list[EndTimes | None] = field(default_factory=list)
     delays: list[tuple[int, int, int, Seconds, Seconds]] = field(default_factory=list)
+    joint_spans: list[JointSpans] = field(default_factory=list)
+    joint_delays: list[FloatArray] = field(default_factory=list)
     repetitions: list[Repetition] = field(default_factory=list)
     skipped_seconds: Seconds = 0.0
     _repeated_sizes: LogSizes = NO_RECORDS
@@ -144,6 +147,15 @@ class Recorder:
         self.sub_segment_times.append(times)
         self.sub_segment_ends.append(end_times)
 
+    def add_joint_delays(
+        self, ranks: IntArray, position: tuple[int, int], delays: FloatArray, now: Seconds
+    ) -> None:
+        """Record by how much ranks were delayed in an operation (task, index), which has just ended: [ranks] each."""
+        is_delayed = np.abs(delays) > RELATIVE_ROUNDING * now
+        rows = np.empty((int(is_delayed.sum()), 5))
+        rows[:, 0], rows[:, 1:3], rows[:, 3:] = ranks[is_delayed], position, delays[is_delayed, None]
+        self.joint_delays.append(rows)
+
     def build_trace(self, representative: IntArray) -> Trace:
         """The trace, with repetitions unrolled."""
         values = np.fromiter(chain.from_iterable(self.spans), np.float64, _COLUMN_COUNT * len(self.spans))
@@ -190,13 +202,12 @@ class Recorder:
 
     def _contention_delays(self, event_index: "_EventIndex") -> ContentionDelays:
         """Delays by link sharing, by event."""
-        if not self.delays:
-            return ContentionDelays.empty()
-        delays = np.array(self.delays, dtype=np.float64)
+        delays = np.array(self.delays, dtype=np.float64).reshape(-1, 5)
         if self.repetitions:
             unrolled = UnrolledLog.from_repetitions(self.repetitions, delays[:, RANK].astype(np.int64), DELAYS)
             delays = delays[unrolled.source_index]
             delays[:, TASK] += unrolled.task_offset
+        delays = np.concatenate([delays, *self.joint_delays])
         *positions, exposed_delay, transfer_delay = delays.T
         ranks, tasks, operation = (np.ascontiguousarray(column, dtype=np.int64) for column in positions)
         event = event_index.lookup(ranks * EVENT_KEY_STRIDE + tasks)
@@ -206,10 +217,10 @@ class Recorder:
     def operation_log(self) -> OperationSpanLog:
         """Spans of operations that were run by sub-segments."""
         log = OperationSpanLog.from_sub_segments(self.sub_segments, self.sub_segment_times, self.sub_segment_ends)
-        if not self.repetitions:
-            return log
-        unrolled = UnrolledLog.from_repetitions(self.repetitions, log.rank, SUB_SEGMENTS)
-        return log.unroll(unrolled.source_index, unrolled.task_offset, unrolled.time_offset)
+        if self.repetitions:
+            unrolled = UnrolledLog.from_repetitions(self.repetitions, log.rank, SUB_SEGMENTS)
+            log = log.unroll(unrolled.source_index, unrolled.task_offset, unrolled.time_offset)
+        return log.add_joint_spans(self.joint_spans, self.skipped_seconds)
 
 
 @dataclass(frozen=True, slots=True)

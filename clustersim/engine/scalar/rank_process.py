@@ -23,8 +23,8 @@ microbatches or layers of a steady state. This moves the head of the stream to a
 whoever resumes after a `yield` reads the head from the cursor again.
 """
 
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -356,10 +356,7 @@ class RankProcess:
             start = self.shared.environment.now
             waited += start - arrival
             if sub_segment.transfer is None:
-                sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
-                action = yield from self._run_action(sub_curves, no_overlap=self._has_no_overlap(self._current_task_id))
-                slowed += 0.0 if action is None else action.slowed_seconds
-                self._record_sub_segment(sub_segment, curves if action is None else action.end_times(), start)
+                slowed += yield from self._run_kernels(sub_segment, curves)
             else:
                 delay = yield from self._run_contended_operation(
                     sub_segment.begin, segment, sub_segment.transfer, rendezvous
@@ -369,9 +366,39 @@ class RankProcess:
                 self.shared.recorder.add_operation(operation_position, start, self.shared.environment.now, delay)
         return WaitAndSlowdown(waited, slowed)
 
+    def _run_jointly(
+        self, segment: Segment, curves: ProgressCurves, group: Hashable, member_count: int
+    ) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
+        """Run a segment jointly with a group from the first synchronization to the last, else by sub-segments."""
+        joint_segments, slowed = self.shared.joint_segments, 0.0
+        joint_segment = joint_segments.joint_segment(
+            group, segment, lambda: self._splitter.sub_segments(segment, curves, no_overlap=False)
+        )
+        for sub_segment in joint_segment.sub_segments[: joint_segment.first]:
+            slowed += yield from self._run_kernels(replace(sub_segment, curves=None), curves)
+        run = joint_segments.run_of(group, self._current_task_id, joint_segment)
+        index, done = run.member_count, run.arrive(self, curves, slowed)
+        if run.member_count == member_count:
+            joint_segments.begin(group, run)
+        yield done
+        waited, slowed = run.loss(index)
+        for sub_segment in joint_segment.sub_segments[joint_segment.end :]:
+            slowed += yield from self._run_kernels(replace(sub_segment, curves=None), curves)
+        return WaitAndSlowdown(waited, slowed)
+
+    def _run_kernels(
+        self, sub_segment: SubSegment, curves: ProgressCurves
+    ) -> Generator[simpy.Event, Any, Seconds]:
+        """Run a sub-segment without shared links; return the seconds by which overlapping collectives slowed it."""
+        start = self.shared.environment.now
+        sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
+        action = yield from self._run_action(sub_curves, no_overlap=self.has_no_overlap(self._current_task_id))
+        self._record_sub_segment(sub_segment, curves if action is None else action.end_times(), start)
+        return 0.0 if action is None else action.slowed_seconds
+
     def _isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
         """Duration of a task's segment if it is isolated and no DP or EP collective overlaps it; None otherwise."""
-        if self._interference_level or self._last_no_overlap_task_id < task_id:  # `_has_no_overlap` inlined
+        if self._interference_level or self._last_no_overlap_task_id < task_id:  # `has_no_overlap` inlined
             return None
         if segment not in self._isolated_cache:
             self._isolated_cache[segment] = self._always_isolated_seconds(task_id, segment)
@@ -384,7 +411,7 @@ class RankProcess:
             return None
         return (
             self._segment_curves(task_id, segment).uncontended[-1]
-            if shared.group_segment_kind(self.rank_id, segment) is None
+            if shared.sync_group(self.rank_id, segment) is None
             else None
         )
 
@@ -396,22 +423,28 @@ class RankProcess:
         """
         shared, self._current_task_id = self.shared, task_id
         self._set_current_segment(segment)
-        comm_group = shared.group_segment_kind(self.rank_id, segment)
-        if comm_group is not None:
+        group = shared.sync_group(self.rank_id, segment)
+        if group is None:
+            loss = yield from self._run_segment(task_id, segment)
+        elif group.shares_links:
+            curves = self._segment_curves(task_id, segment)
+            loss = yield from self._run_jointly(
+                segment, curves, *shared.group_of_rank(group.comm_group, self.rank_id)
+            )
+            shared.record_sync(self.rank_id, self._current_task_id, segment)
+        else:
             participant = self._level_listener = shared.group_segments.arrive(
-                self.rank_id, task_id, segment, comm_group, level=self._interference_level
+                self.rank_id, task_id, segment, group.comm_group, level=self._interference_level
             )
             yield participant.done
             self._level_listener, loss = None, participant.loss
             shared.record_sync(self.rank_id, self._current_task_id, segment)
-        else:
-            loss = yield from self._run_segment(task_id, segment)
         self._set_current_segment(None)
         return loss
 
     def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a segment by itself: as one event, or by sub-segments (sync or shared links inside)."""
-        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
+        curves, no_overlap = self._segment_curves(task_id, segment), self.has_no_overlap(task_id)
         if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
             action = yield from self._run_action(curves, no_overlap=no_overlap)
             return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
@@ -428,7 +461,7 @@ class RankProcess:
                 self._curve_cache[segment] = curves
         return curves
 
-    def _has_no_overlap(self, task_id: int) -> bool:
+    def has_no_overlap(self, task_id: int) -> bool:
         """Whether no DP or EP collective can overlap a task's segment: their streams wait for its end or a later one's.
 
         The compute stream runs its tasks in ascending id.
@@ -525,7 +558,16 @@ class RankProcess:
         if no_overlap or curves.is_unaffected:
             yield simpy.Timeout(environment, curves.uncontended[-1])
             return None
-        action = self._level_listener = SegmentAction(environment, curves, self._interference_level)
+        action = self.begin_action(curves)
         yield action.done
-        self._level_listener = None
+        self.end_action()
         return action if action.was_slowed else None
+
+    def begin_action(self, curves: ProgressCurves) -> SegmentAction:
+        """Begin operations that overlapping collectives slow."""
+        self._level_listener = SegmentAction(self.shared.environment, curves, self._interference_level)
+        return self._level_listener
+
+    def end_action(self) -> None:
+        """These operations have ended."""
+        self._level_listener = None

@@ -3,13 +3,14 @@
 It also answers what a rank must know of the others before it runs a segment:
 
     is_isolated          no other simulated rank takes part and no link is shared: the segment is one event
-    group_segment_kind   all synchronization inside is with one group: the segment is one event per member
+    sync_group           all synchronization inside is with one group: the segment is one event per member, or, where
+                         its comm ops share links, one process of the group
     is_contended         a comm op shares links: it becomes a flow of the fluid network
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,15 +26,23 @@ from clustersim.engine.kernel.rendezvous import Rendezvous, RendezvousRegistry
 from clustersim.engine.kernel.transfers import ContendedTransfers, Transfers, UncontendedTransfers
 from clustersim.engine.recording.recorder import Recorder
 from clustersim.engine.scalar.group_segments import GroupSegments
+from clustersim.engine.scalar.joint_run import JointSegments
 from clustersim.engine.scalar.segment_curves import SegmentCurves
 from clustersim.program.action import Action
 from clustersim.program.program import Program, RankProgram
-from clustersim.program.task import CommOp, ReceiveTask, Segment, SendTask, Stream
+from clustersim.program.task import CommOp, Operation, ReceiveTask, Segment, SendTask, Stream
 from clustersim.symmetry.refinement import SymmetryClasses
 
 _RECEIVE: Final = Stream.RECEIVE  # module constant: read for every message
 ReceiveTasks = Mapping[tuple[str, Action], int]
 """Receive tasks of a rank: task id by kind of pair and message tag."""
+
+
+class SyncGroup(NamedTuple):
+    """The only kind of group with which a rank synchronizes in a segment. shares_links: its comm ops do."""
+
+    comm_group: str
+    shares_links: bool
 
 
 class TaskListener(Protocol):
@@ -65,13 +74,17 @@ class SharedState:
     transfers: Transfers = field(init=False)
     progress_curves: SegmentCurves = field(init=False)
     group_segments: GroupSegments = field(init=False)
+    joint_segments: JointSegments = field(init=False)
     _rendezvous: RendezvousRegistry = field(init=False)
     _group_cache: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
     _member_counts: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _isolated_cache: dict[tuple[Segment, int, bool], bool] = field(init=False, default_factory=dict)
     _sync_group_cache: dict[tuple[Segment, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
-    _agreed_group_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
-    _proposed_group_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
+    _sync_kind_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
+    _internal_kind_cache: dict[str, bool] = field(init=False, default_factory=dict)
+    _agreed_group_cache: dict[tuple[Segment, tuple[str, int]], SyncGroup | None] = field(
+        init=False, default_factory=dict
+    )
     _receiver_cache: dict[tuple[str, int], tuple[int, ReceiveTasks]] = field(init=False, default_factory=dict)
     _receive_task_cache: dict[int, ReceiveTasks] = field(init=False, default_factory=dict)
     _stream_task_cache: dict[int, Mapping[Stream, list[int]]] = field(init=False, default_factory=dict)
@@ -81,6 +94,7 @@ class SharedState:
         self._rendezvous = RendezvousRegistry(self.environment)
         self.progress_curves = SegmentCurves(self.program, self.cost, self.jitter)
         self.group_segments = GroupSegments(self.environment, self.program, self.classes, self.cost, self.jitter)
+        self.joint_segments = JointSegments(self.environment, self.recorder, self.cost)
         if self.contention_map is None:
             self.transfers = UncontendedTransfers(self.environment, self.cost)
         else:
@@ -114,7 +128,7 @@ class SharedState:
 
     def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
         """The pending collective, shared with the other simulated members, that is the rank's next one on a stream."""
-        group, member_count = self._group_of_rank(comm_op.comm_group, rank)
+        group, member_count = self.group_of_rank(comm_op.comm_group, rank)
         return self._rendezvous.join((group, stream), rank, member_count)
 
     def is_isolated(self, rank: int, segment: Segment, *, no_overlap: bool = False) -> bool:
@@ -134,36 +148,49 @@ class SharedState:
             self._isolated_cache[segment, rank, no_overlap] = isolated
         return isolated
 
-    def group_segment_kind(self, rank: int, segment: Segment) -> str | None:
-        """The kind of group that runs a rank's segment jointly (`GroupSegments`); None: each rank by itself.
+    def sync_group(self, rank: int, segment: Segment) -> SyncGroup | None:
+        """The group that runs a rank's segment together (`GroupSegments`, `JointRun`); None: each rank by itself.
 
         All members must agree: one of two that synchronize may also synchronize with a group of another kind.
         """
-        if not self.coalesce:
+        comm_group = self._sync_kind(rank, segment) if self.coalesce else None
+        if comm_group is None:
             return None
-        if (segment, rank) not in self._agreed_group_cache:
-            comm_group = self._proposed_group(rank, segment)
-            agreed = comm_group is not None and all(
-                self._proposed_group(member, segment) == comm_group
-                for member in self._simulated_members(comm_group, rank)
-            )
-            self._agreed_group_cache[segment, rank] = comm_group if agreed else None
-        return self._agreed_group_cache[segment, rank]
+        key = segment, self.group_of_rank(comm_group, rank)[0]
+        if key not in self._agreed_group_cache:
+            self._agreed_group_cache[key] = self._agree_on_group(rank, segment, comm_group)
+        return self._agreed_group_cache[key]
 
-    def _proposed_group(self, rank: int, segment: Segment) -> str | None:
-        """Cached `_find_sync_group`: every member of a group queries every other."""
-        if (segment, rank) not in self._proposed_group_cache:
-            self._proposed_group_cache[segment, rank] = self._find_sync_group(rank, segment)
-        return self._proposed_group_cache[segment, rank]
-
-    def _find_sync_group(self, rank: int, segment: Segment) -> str | None:
-        """The only kind of group with which a rank synchronizes inside a segment; None if a comm op shares links."""
-        comm_ops = segment.distinct_comm_ops
-        comm_groups = {comm_op.comm_group: None for comm_op in comm_ops if self.synchronizes(rank, comm_op)}
-        if len(comm_groups) != 1 or any(self.is_contended(rank, comm_op) for comm_op in comm_ops):
+    def _agree_on_group(self, rank: int, segment: Segment, comm_group: str) -> SyncGroup | None:
+        members = self._simulated_members(comm_group, rank)
+        if any(self._sync_kind(member, segment) != comm_group for member in members):
             return None
-        (comm_group,) = comm_groups
-        return comm_group if self.program.is_segment_internal(comm_group) else None
+        contended = {tuple(self._contended_operations(member, segment)) for member in members}
+        if len(contended) > 1 or any(
+            operation.comm_op is None or operation.comm_op.comm_group != comm_group or operation.kernel is not None
+            for operation in next(iter(contended))
+        ):
+            return None
+        return SyncGroup(comm_group, any(contended))
+
+    def _contended_operations(self, rank: int, segment: Segment) -> list[Operation]:
+        """The operations of a segment that share links."""
+        comm_ops = ((operation, operation.comm_op) for operation in segment.distinct_operations)
+        return [operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)]
+
+    def _sync_kind(self, rank: int, segment: Segment) -> str | None:
+        """The only kind of group with which a rank synchronizes in a segment, if its members run only this together."""
+        if (segment, rank) not in self._sync_kind_cache:
+            comm_groups = dict.fromkeys(comm_op.comm_group for comm_op in segment.distinct_comm_ops)
+            kinds = [comm_group for comm_group in comm_groups if self.group_of_rank(comm_group, rank)[1] > 1]
+            is_only = len(kinds) == 1 and self._is_segment_internal(kinds[0])
+            self._sync_kind_cache[segment, rank] = kinds[0] if is_only else None
+        return self._sync_kind_cache[segment, rank]
+
+    def _is_segment_internal(self, comm_group: str) -> bool:
+        if comm_group not in self._internal_kind_cache:
+            self._internal_kind_cache[comm_group] = self.program.is_segment_internal(comm_group)
+        return self._internal_kind_cache[comm_group]
 
     def _simulated_members(self, comm_group: str, rank: int) -> list[int]:
         """The simulated ranks that stand for the members of a rank's group."""
@@ -179,7 +206,7 @@ class SharedState:
         sync_groups = self._sync_group_cache.get((segment, rank))
         if sync_groups is None:
             groups = dict.fromkeys(
-                self._group_of_rank(comm_op.comm_group, rank) for comm_op in segment.distinct_comm_ops
+                self.group_of_rank(comm_op.comm_group, rank) for comm_op in segment.distinct_comm_ops
             )
             sync_groups = self._sync_group_cache[segment, rank] = [
                 group_key for group_key, member_count in groups if member_count > 1
@@ -201,7 +228,7 @@ class SharedState:
 
     def synchronizes(self, rank: int, comm_op: CommOp) -> bool:
         """Whether other simulated ranks take part in a comm op."""
-        return self._group_of_rank(comm_op.comm_group, rank)[1] > 1
+        return self.group_of_rank(comm_op.comm_group, rank)[1] > 1
 
     def deliver_message(self, sender: int, send: SendTask, start: Seconds, predecessor: int) -> None:
         """Complete the receive task of a message that has arrived, and record its span."""
@@ -220,7 +247,7 @@ class SharedState:
             result = self._receiver_cache[comm_group, sender] = receiver, self._receive_tasks_of(receiver)
         return result
 
-    def _group_of_rank(self, comm_group: str, rank: int) -> tuple[tuple[str, int], int]:
+    def group_of_rank(self, comm_group: str, rank: int) -> tuple[tuple[str, int], int]:
         """Key of the rank's group (kind, colour), and how many simulated ranks stand for its members."""
         result = self._group_cache.get((comm_group, rank))
         if result is None:
