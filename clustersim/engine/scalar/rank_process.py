@@ -426,7 +426,7 @@ class RankProcess:
         group = shared.sync_group(self.rank_id, segment)
         if group is None:
             loss = yield from self._run_segment(task_id, segment)
-        elif group.shares_links:
+        elif group.is_stepwise:
             curves = self._segment_curves(task_id, segment)
             loss = yield from self._run_jointly(
                 segment, curves, *shared.group_of_rank(group.comm_group, self.rank_id)

@@ -3,8 +3,8 @@
 It also answers what a rank must know of the others before it runs a segment:
 
     is_isolated          no other simulated rank takes part and no link is shared: the segment is one event
-    sync_group           all synchronization inside is with one group: the segment is one event per member, or, where
-                         its comm ops share links, one process of the group
+    sync_group           all synchronization inside is with the same ranks: the segment is one event per member, or,
+                         where its comm ops share links or are of several kinds of groups, one process of the group
     is_contended         a comm op shares links: it becomes a flow of the fluid network
 """
 
@@ -39,10 +39,13 @@ ReceiveTasks = Mapping[tuple[str, Action], int]
 
 
 class SyncGroup(NamedTuple):
-    """The only kind of group with which a rank synchronizes in a segment. shares_links: its comm ops do."""
+    """The ranks with which a rank synchronizes in a segment: its group of this kind, and of any other kind.
+
+    is_stepwise: comm ops share links, or are of several kinds of groups, so that it is run step by step (`JointRun`).
+    """
 
     comm_group: str
-    shares_links: bool
+    is_stepwise: bool
 
 
 class TaskListener(Protocol):
@@ -80,7 +83,8 @@ class SharedState:
     _member_counts: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _isolated_cache: dict[tuple[Segment, int, bool], bool] = field(init=False, default_factory=dict)
     _sync_group_cache: dict[tuple[Segment, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
-    _sync_kind_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
+    _sync_kinds_cache: dict[tuple[Segment, int], tuple[str, ...]] = field(init=False, default_factory=dict)
+    _member_cache: dict[tuple[str, int], tuple[int, ...]] = field(init=False, default_factory=dict)
     _internal_kind_cache: dict[str, bool] = field(init=False, default_factory=dict)
     _agreed_group_cache: dict[tuple[Segment, tuple[str, int]], SyncGroup | None] = field(
         init=False, default_factory=dict
@@ -151,51 +155,59 @@ class SharedState:
     def sync_group(self, rank: int, segment: Segment) -> SyncGroup | None:
         """The group that runs a rank's segment together (`GroupSegments`, `JointRun`); None: each rank by itself.
 
-        All members must agree: one of two that synchronize may also synchronize with a group of another kind.
+        All members must agree: one of two that synchronize may also synchronize with other ranks.
         """
-        comm_group = self._sync_kind(rank, segment) if self.coalesce else None
-        if comm_group is None:
+        comm_groups = self._sync_kinds(rank, segment) if self.coalesce else ()
+        if not comm_groups:
             return None
-        key = segment, self.group_of_rank(comm_group, rank)[0]
+        key = segment, self.group_of_rank(comm_groups[0], rank)[0]
         if key not in self._agreed_group_cache:
-            self._agreed_group_cache[key] = self._agree_on_group(rank, segment, comm_group)
+            self._agreed_group_cache[key] = self._agree_on_group(rank, segment, comm_groups)
         return self._agreed_group_cache[key]
 
-    def _agree_on_group(self, rank: int, segment: Segment, comm_group: str) -> SyncGroup | None:
-        members = self._simulated_members(comm_group, rank)
-        if any(self._sync_kind(member, segment) != comm_group for member in members):
+    def _agree_on_group(self, rank: int, segment: Segment, comm_groups: tuple[str, ...]) -> SyncGroup | None:
+        """The group of these kinds, if all its members say so, and none shares links with another or during a kernel."""
+        members = self._simulated_members(comm_groups[0], rank)
+        if any(self._sync_kinds(member, segment) != comm_groups for member in members):
             return None
         contended = {tuple(self._contended_operations(member, segment)) for member in members}
-        if len(contended) > 1 or any(
-            operation.comm_op is None or operation.comm_op.comm_group != comm_group or operation.kernel is not None
+        if len(contended) > 1 or not all(
+            operation.comm_op is not None and operation.comm_op.comm_group in comm_groups and operation.kernel is None
             for operation in next(iter(contended))
         ):
             return None
-        return SyncGroup(comm_group, any(contended))
+        return SyncGroup(comm_groups[0], len(comm_groups) > 1 or any(contended))
 
     def _contended_operations(self, rank: int, segment: Segment) -> list[Operation]:
         """The operations of a segment that share links."""
         comm_ops = ((operation, operation.comm_op) for operation in segment.distinct_operations)
         return [operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)]
 
-    def _sync_kind(self, rank: int, segment: Segment) -> str | None:
-        """The only kind of group with which a rank synchronizes in a segment, if its members run only this together."""
-        if (segment, rank) not in self._sync_kind_cache:
+    def _sync_kinds(self, rank: int, segment: Segment) -> tuple[str, ...]:
+        """The kinds of groups with which a rank synchronizes in a segment, if all its groups have the same members.
+
+        None if these synchronize elsewhere, too.
+        """
+        if (segment, rank) not in self._sync_kinds_cache:
             comm_groups = dict.fromkeys(comm_op.comm_group for comm_op in segment.distinct_comm_ops)
-            kinds = [comm_group for comm_group in comm_groups if self.group_of_rank(comm_group, rank)[1] > 1]
-            is_only = len(kinds) == 1 and self._is_segment_internal(kinds[0])
-            self._sync_kind_cache[segment, rank] = kinds[0] if is_only else None
-        return self._sync_kind_cache[segment, rank]
+            kinds = tuple(comm_group for comm_group in comm_groups if self.group_of_rank(comm_group, rank)[1] > 1)
+            members = [self._simulated_members(comm_group, rank) for comm_group in kinds]
+            is_one_group = all(entry == members[0] for entry in members) and all(map(self._is_segment_internal, kinds))
+            self._sync_kinds_cache[segment, rank] = kinds if is_one_group else ()
+        return self._sync_kinds_cache[segment, rank]
 
     def _is_segment_internal(self, comm_group: str) -> bool:
         if comm_group not in self._internal_kind_cache:
             self._internal_kind_cache[comm_group] = self.program.is_segment_internal(comm_group)
         return self._internal_kind_cache[comm_group]
 
-    def _simulated_members(self, comm_group: str, rank: int) -> list[int]:
+    def _simulated_members(self, comm_group: str, rank: int) -> tuple[int, ...]:
         """The simulated ranks that stand for the members of a rank's group."""
-        members = self.program.groups[comm_group].members[self.program.group_indices[comm_group][rank]]
-        return sorted(set(self.classes.representative[members].tolist()))
+        key = self.group_of_rank(comm_group, rank)[0]
+        if key not in self._member_cache:
+            members = self.program.groups[comm_group].members[self.program.group_indices[comm_group][rank]]
+            self._member_cache[key] = tuple(sorted(set(self.classes.representative[members].tolist())))
+        return self._member_cache[key]
 
     def record_sync(self, rank: int, task_id: int, segment: Segment) -> None:
         """Record with which groups task `task_id` of a rank synchronized inside its segment."""
