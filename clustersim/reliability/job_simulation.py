@@ -1,4 +1,4 @@
-"""What happens to a job over weeks? A simpy process that works, checkpoints, fails, restarts and waits.
+"""What happens to a job over weeks? It works, checkpoints, fails, restarts and waits.
 
 Work is measured in seconds of the healthy job. While the job is up its work follows in closed form
 (`checkpoint_timeline`), so a run has as many events as failures. Failures while the job is down lengthen
@@ -6,24 +6,23 @@ the outage.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple
-
-import simpy
+from typing import Final, NamedTuple
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
+from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.reliability.failure_events import FailureEvent
+from clustersim.reliability.job_clock import JobClock, TimeLimitReached
 from clustersim.reliability.node_pool import NodePool
 from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
 
-Process = Generator[Any, Any, Any]
 NO_EFFECT: Final = "nothing"
 """An interrupt cause without effect."""
 
@@ -144,10 +143,10 @@ class JobSimulation:
     ) -> None:
         self._parameters, self._events, self._timeline = parameters, events, timeline
         self._reliability = parameters.reliability
-        self._env = simpy.Environment()
+        self._clock = JobClock(parameters.max_wall)
         self._totals = _RunTotals()
         self._pool = NodePool(
-            self._env,
+            self._clock,
             parameters.domains,
             self._reliability.spares,
             self._reliability.repair_slots,
@@ -163,16 +162,17 @@ class JobSimulation:
         self._can_regrow = self._is_waiting = False
         self.progress_marks: list[tuple[Seconds, Seconds]] = []
         self._next_event = next(events, None)
-        self._process = self._env.process(self._alternate_up_down())
         if self._reliability.maintenance is not None:
-            self._env.process(
-                self._schedule_maintenance(self._reliability.maintenance.period, self._reliability.maintenance.duration)
-            )
+            self._clock.call_after(self._reliability.maintenance.period, self._begin_maintenance)
 
     def run(self, run_index: int = 0) -> TrainingRun:
         """Simulate until the work is done or the wall time limit is reached. run_index: stored in the result."""
-        self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
-        totals, wall, finished = self._totals, float(self._env.now), not self._process.is_alive
+        try:
+            self._alternate_up_down()
+            finished = True
+        except TimeLimitReached:
+            finished = False
+        totals, wall = self._totals, float(self._clock.now)
         if not finished:  # unfinished work is lost
             totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
         return TrainingRun(
@@ -190,15 +190,14 @@ class JobSimulation:
 
     # Events
 
-    def _wait_until(self, end: Seconds) -> Process:
+    def _wait_until(self, end: Seconds) -> object:
         """Let time pass until `end`; return what interrupts it (a stop, a detection or a silent failure), else None."""
-        env, event = self._env, self._next_event
+        clock, event = self._clock, self._next_event
         event_is_next = event is not None and event.time < end
         wake_time = event.time if event is not None and event_is_next else end
-        try:
-            yield env.timeout(max(0.0, wake_time - env.now)) if wake_time < inf else env.event()
-        except simpy.Interrupt as interrupt:
-            return interrupt.cause
+        cause = clock.wait(max(0.0, wake_time - clock.now))
+        if cause is not None:
+            return cause
         if not event_is_next or event is None:
             return None
         self._next_event = next(self._events, None)
@@ -216,33 +215,29 @@ class JobSimulation:
             failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, is_planned, valid_until
         )
 
-    def _schedule_maintenance(self, period: Seconds, duration: Seconds) -> Process:
-        while True:
-            yield self._env.timeout(period)
-            if not self._process.is_alive:
-                return
-            self._process.interrupt(
-                JobStop("maintenance", DurationDistribution.constant(0.0), (), is_planned=True, outage_seconds=duration)
-            )
+    def _begin_maintenance(self) -> None:
+        maintenance = self._reliability.maintenance
+        if maintenance is not None:
+            self._clock.call_after(maintenance.period, self._begin_maintenance)
+            outage = JobStop("maintenance", ZERO_DURATION, (), is_planned=True, outage_seconds=maintenance.duration)
+            self._clock.interrupt(outage)
 
     def _on_node_repaired(self) -> None:
         """A node is repaired: a waiting job checks again, a shrunk job restarts if it can run more replicas."""
-        if not self._process.is_alive:
-            return
         if self._is_waiting:
-            self._process.interrupt(NO_EFFECT)
+            self._clock.interrupt(NO_EFFECT)
         elif self._can_regrow and self._current_rate()[1] > self._uptimes[-1].segments[-1][3]:
             self._can_regrow = False
-            self._process.interrupt(JobStop("nodes are back", DurationDistribution.constant(0.0), (), is_planned=True))
+            self._clock.interrupt(JobStop("nodes are back", ZERO_DURATION, (), is_planned=True))
 
     # Up and down
 
-    def _alternate_up_down(self) -> Process:
+    def _alternate_up_down(self) -> None:
         while True:
-            stop = yield from self._run_until_stop()
+            stop = self._run_until_stop()
             if stop is None:
                 return
-            yield from self._restart_after(stop)
+            self._restart_after(stop)
 
     def _current_rate(self) -> tuple[str, float]:
         if not self._slow_nodes and not self._pool.missing:
@@ -250,29 +245,29 @@ class JobSimulation:
         slowest = min(self._slow_nodes.values(), key=lambda slow_node: slow_node[1], default=None)
         return self._parameters.state_rate(len(self._pool.missing), None if slowest is None else slowest[0])
 
-    def _run_until_stop(self) -> Process:
+    def _run_until_stop(self) -> JobStop | None:
         """Work until all is done (returns None), or something stops the job."""
-        env, checkpoints = self._env, self._parameters.checkpoint_timeline
+        clock, checkpoints = self._clock, self._parameters.checkpoint_timeline
         state, rate = self._current_rate()
-        uptime = _Uptime(env.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
+        uptime = _Uptime(clock.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
         self._uptimes.append(uptime)
         self._can_regrow = bool(self._pool.missing)
-        state_begin = env.now
+        state_begin = clock.now
         while True:
             _, segment_work, progress, rate = uptime.segments[-1]
-            cause = yield from self._wait_until(
+            cause = self._wait_until(
                 uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
             )
             stop = None if cause is None else self._handle_while_up(cause)
             if stop is not None or cause is None:
                 self._add_state_time(state, state_begin)
-                return (yield from self._end_uptime(uptime, stop))
+                return self._end_uptime(uptime, stop)
             new_state, new_rate = self._current_rate()
             if (new_state, new_rate) != (state, rate):
                 self._add_state_time(state, state_begin)
-                work = checkpoints.work_after(env.now - uptime.begin)
-                uptime.segments.append((env.now - uptime.begin, work, uptime.progress_at(work), new_rate))
-                state, state_begin = new_state, env.now
+                work = checkpoints.work_after(clock.now - uptime.begin)
+                uptime.segments.append((clock.now - uptime.begin, work, uptime.progress_at(work), new_rate))
+                state, state_begin = new_state, clock.now
 
     def _handle_while_up(self, cause: object) -> JobStop | None:
         """The effect of an event on a running job: None if it continues."""
@@ -289,16 +284,10 @@ class JobSimulation:
         failure = self._reliability.failures[event.failure_index]
         if failure.slowdown is not None:
             self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
-        self._env.process(
-            self._detect_after(
-                _DetectedFailure(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])
-            )
+        detected = _DetectedFailure(event, self._clock.now)
+        self._clock.call_after(
+            failure.discovery_time.at_z_score(event.draws[1]), partial(self._clock.interrupt, detected)
         )
-
-    def _detect_after(self, detected: _DetectedFailure, delay: Seconds) -> Process:
-        yield self._env.timeout(delay)
-        if self._process.is_alive:
-            self._process.interrupt(detected)
 
     def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
         """A slow node is replaced, or tolerated; corrupt results are rolled back."""
@@ -309,17 +298,17 @@ class JobSimulation:
             return None
         return self._build_stop(failure, detected.event)
 
-    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
+    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> JobStop | None:
         """End an uptime: account for its work and what of it is safe; a planned stop writes a checkpoint first."""
-        env, checkpoints, totals = self._env, self._parameters.checkpoint_timeline, self._totals
-        wall = env.now - uptime.begin
+        clock, checkpoints, totals = self._clock, self._parameters.checkpoint_timeline, self._totals
+        wall = clock.now - uptime.begin
         work = checkpoints.work_after(wall) if stop is not None else self._total_work(uptime)
         progress = min(uptime.progress_at(work), self._parameters.work)
         totals.losses[CHECKPOINTS] += wall - work
         totals.losses[DEGRADED] += work - (progress - self._progress)
         totals.uptime += wall
-        self.progress_marks.append((env.now, progress))
-        uptime.end = env.now
+        self.progress_marks.append((clock.now, progress))
+        uptime.end = clock.now
         stored_index = checkpoints.last_safe_snapshot(wall, in_storage=True)
         self._stored_progress = (
             uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
@@ -332,7 +321,7 @@ class JobSimulation:
             else self._progress * checkpoints.has_peer_copies,
         )
         if stop is None or stop.is_planned:
-            next_stop = yield from self._final_checkpoint(progress, stop)
+            next_stop = self._final_checkpoint(progress, stop)
             if next_stop is None:
                 return stop
             stop = next_stop
@@ -348,7 +337,7 @@ class JobSimulation:
         totals.interruptions += 1
         if self._timeline is not None and progress > kept_progress:
             self._timeline.append(
-                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), env.now, LOST_WORK, stop.cause)
+                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), clock.now, LOST_WORK, stop.cause)
             )
         self._progress = kept_progress
         self._stored_progress = min(self._stored_progress, kept_progress)
@@ -360,13 +349,13 @@ class JobSimulation:
         _, segment_work, progress, rate = uptime.segments[-1]
         return segment_work + (self._parameters.work - progress) / rate
 
-    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
+    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> JobStop | None:
         """Write a checkpoint before a planned stop; a failure meanwhile is returned, and nothing is saved."""
-        begin = self._env.now
-        next_stop = yield from self._spend_phases(
+        begin = self._clock.now
+        next_stop = self._spend_phases(
             [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
         )
-        self._totals.uptime += self._env.now - begin
+        self._totals.uptime += self._clock.now - begin
         if next_stop is not None:
             return next_stop
         self._progress = self._stored_progress = progress
@@ -382,7 +371,7 @@ class JobSimulation:
         while self._uptimes:
             uptime = self._uptimes[-1]
             if uptime.begin <= time:
-                uptime_end = self._env.now if uptime.end is None else uptime.end
+                uptime_end = self._clock.now if uptime.end is None else uptime.end
                 uptime.end = min(time, uptime_end)
                 last_stored = (
                     checkpoints.last_begun_snapshot(uptime.end - uptime.begin)
@@ -400,7 +389,7 @@ class JobSimulation:
             self._uptimes.pop()
         return 0.0
 
-    def _restart_after(self, stop: JobStop) -> Process:
+    def _restart_after(self, stop: JobStop) -> None:
         """From a stop to the next restart, including further failures on the way."""
         next_stop: JobStop | None = stop
         while next_stop is not None:
@@ -412,14 +401,14 @@ class JobSimulation:
             ]
             is_complete = self._pool.fill_missing()
             if not is_complete:
-                next_stop = yield from self._spend_phases(phases, stop.cause)
+                next_stop = self._spend_phases(phases, stop.cause)
                 if next_stop is None:
                     self._pool.fill_missing()
-                    next_stop = yield from self._wait_for_nodes(stop)
+                    next_stop = self._wait_for_nodes(stop)
                 phases = []
             if next_stop is None:
                 phases.append((RESTART, self._restart_seconds(stop, had_spares=is_complete)))
-                next_stop = yield from self._spend_phases(phases, stop.cause)
+                next_stop = self._spend_phases(phases, stop.cause)
 
     def _remove_nodes(self, stop: JobStop) -> None:
         """Nodes leave for repair; slowdowns on them end."""
@@ -431,13 +420,13 @@ class JobSimulation:
                     node, 0.0 if repair_time is None else repair_time.at_z_score(_z_score(stop, 2 + index % 2))
                 )
 
-    def _wait_for_nodes(self, stop: JobStop) -> Process:
+    def _wait_for_nodes(self, stop: JobStop) -> JobStop | None:
         """Wait until the job can run with the available nodes: all of them, or enough for an elastic job."""
         while self._pool.missing and not self._can_shrink():
-            begin, self._is_waiting = self._env.now, True
-            cause = yield from self._wait_until(inf)
+            begin, self._is_waiting = self._clock.now, True
+            cause = self._wait_until(inf)
             self._is_waiting = False
-            self._add_loss(WAITING, begin, self._env.now - begin, stop.cause)
+            self._add_loss(WAITING, begin, self._clock.now - begin, stop.cause)
             next_stop = self._handle_while_down(cause)
             if next_stop is not None:
                 return next_stop
@@ -461,13 +450,13 @@ class JobSimulation:
                 seconds += duration.at_z_score(_z_score(stop, 4 + draw_index))
         return seconds
 
-    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
+    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> JobStop | None:
         """Let the phases pass one after another; return a stop that interrupts them, else None."""
-        env, next_stop = self._env, None
-        begin, total = env.now, sum([seconds for _, seconds in phases])
-        while next_stop is None and (event_cause := (yield from self._wait_until(begin + total))) is not None:
+        clock, next_stop = self._clock, None
+        begin, total = clock.now, sum([seconds for _, seconds in phases])
+        while next_stop is None and (event_cause := self._wait_until(begin + total)) is not None:
             next_stop = self._handle_while_down(event_cause)
-        remaining = total if next_stop is None else env.now - begin
+        remaining = total if next_stop is None else clock.now - begin
         for loss, seconds in phases:
             phase_seconds = min(seconds, remaining)
             if phase_seconds > 0.0:
@@ -504,10 +493,10 @@ class JobSimulation:
             self._timeline.append(TimelineInterval(begin, begin + seconds, loss, cause))
 
     def _add_state_time(self, state: str, begin: Seconds) -> None:
-        seconds = self._env.now - begin
+        seconds = self._clock.now - begin
         self._totals.states[state] = self._totals.states.get(state, 0.0) + seconds
         if self._timeline is not None and seconds > 0.0:
-            self._timeline.append(TimelineInterval(begin, self._env.now, state))
+            self._timeline.append(TimelineInterval(begin, self._clock.now, state))
 
 
 def _restart_durations(

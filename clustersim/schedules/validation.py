@@ -223,28 +223,36 @@ class _DryRunState:
     def advance(self, rank: int, entries: Sequence[ScheduleEntry]) -> list[int]:
         """Run a rank's entries up to the first that must wait; return the ranks that this woke."""
         ends, woken = self.end_times[rank], []
+        now = ends[-1] if ends else 0.0
         for index in range(len(ends), len(entries)):
             entry = entries[index]
-            inputs = [
-                awaited_output
-                for action in flatten_entry(entry)
-                for awaited_output in _awaited_outputs(action, self.last_stage)
-            ]
-            missing = next((action for action in inputs if action not in self.output_times), None)
-            if missing is not None:
-                self.waiting_ranks[missing] = rank
-                break
-            begin = max([ends[-1] if ends else 0.0, *(self.output_times[action] for action in inputs)])
-            ends.append(begin + (self.pair_cost if isinstance(entry, OverlappedPair) else self.cost[entry.kind]))
-            if not self._delays_send(entries[index : index + 2]):
-                is_delayed = self._delays_send(entries[max(0, index - 1) : index + 1])
-                for done_action in flatten_entries(entries[index - is_delayed : index + 1]):
-                    woken += self._publish_output(done_action, ends[-1])
+            for action in (entry,) if isinstance(entry, Action) else entry:
+                awaited = _awaited_output(action, self.last_stage)
+                if awaited is None:
+                    continue
+                available = self.output_times.get(awaited)
+                if available is None:
+                    self.waiting_ranks[awaited] = rank
+                    return woken
+                now = max(now, available)
+            now += self.cost[entry.kind] if isinstance(entry, Action) else self.pair_cost
+            ends.append(now)
+            for done_action in self._sent_with(entries, index):
+                woken += self._publish_output(done_action, now)
         return woken
+
+    def _sent_with(self, entries: Sequence[ScheduleEntry], index: int) -> Sequence[Action]:
+        """The actions whose outputs are sent once an entry has run."""
+        if not self.pairs_sends:
+            return flatten_entry(entries[index])
+        if self._delays_send(entries[index : index + 2]):
+            return ()
+        is_delayed = self._delays_send(entries[max(0, index - 1) : index + 1])
+        return flatten_entries(entries[index - is_delayed : index + 1])
 
     def _delays_send(self, entry_pair: Sequence[ScheduleEntry]) -> bool:
         """Whether the output of the first of two entries is sent with that of the second."""
-        return self.pairs_sends and [entry.kind for entry in entry_pair if isinstance(entry, Action)] == [F, B]
+        return [entry.kind for entry in entry_pair if isinstance(entry, Action)] == [F, B]
 
     def _publish_output(self, action: Action, end: float) -> list[int]:
         if action.kind is WEIGHT:
@@ -254,12 +262,12 @@ class _DryRunState:
         return [self.waiting_ranks.pop(output)] if output in self.waiting_ranks else []
 
 
-def _awaited_outputs(action: Action, last_stage: int) -> list[_Output]:
-    """Outputs of another stage that an action waits for (none or one)."""
+def _awaited_output(action: Action, last_stage: int) -> _Output | None:
+    """The output of another stage that an action waits for, if there is one."""
     stage, kind, microbatch = action
     if kind is F:
-        return [(stage - 1, True, microbatch)] if stage > 0 else []
-    return [(stage + 1, False, microbatch)] if kind is not WEIGHT and stage < last_stage else []
+        return (stage - 1, True, microbatch) if stage > 0 else None
+    return (stage + 1, False, microbatch) if kind is not WEIGHT and stage < last_stage else None
 
 
 def _require_no_deadlock(order: PipelineOrder, end_times: Sequence[Sequence[float]], labels: OrderLabels) -> None:
@@ -286,7 +294,7 @@ def _awaited_action(entry: ScheduleEntry, order: PipelineOrder, done: Set[Action
     candidates = (
         _producing_actions(output)
         for action in flatten_entry(entry)
-        for output in _awaited_outputs(action, _last_stage(order))
+        if (output := _awaited_output(action, _last_stage(order))) is not None
     )
     forms = next(candidate for candidate in candidates if done.isdisjoint(candidate))
     present = {action for entries in order for action in flatten_entries(entries)}
