@@ -14,7 +14,13 @@ from math import inf
 from typing import Final, NamedTuple
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
+from clustersim.hardware.failures import (
+    ZERO_DURATION,
+    DurationDistribution,
+    FailureEffect,
+    FailureMode,
+    FailureSlowdown,
+)
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.reliability.failure_events import FailureEvent
@@ -124,7 +130,10 @@ class _Uptime:
 
     def progress_at(self, work: Seconds) -> Seconds:
         """The progress after this much work since the restart."""
-        _, segment_work, progress, rate = next(segment for segment in reversed(self.segments) if segment[1] <= work)
+        index = len(self.segments) - 1
+        while self.segments[index][1] > work:
+            index -= 1
+        _, segment_work, progress, rate = self.segments[index]
         return progress + (work - segment_work) * rate
 
     def wall_at(self, progress: Seconds, checkpoints: CheckpointTimeline) -> Seconds:
@@ -395,10 +404,9 @@ class JobSimulation:
         while next_stop is not None:
             stop, next_stop = next_stop, None
             self._remove_nodes(stop)
-            phases = [
-                (DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0))),
-                (MAINTENANCE, stop.outage_seconds),
-            ]
+            phases = [(DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0)))]
+            if stop.outage_seconds:
+                phases.append((MAINTENANCE, stop.outage_seconds))
             is_complete = self._pool.fill_missing()
             if not is_complete:
                 next_stop = self._spend_phases(phases, stop.cause)
@@ -442,18 +450,20 @@ class JobSimulation:
     def _restart_seconds(self, stop: JobStop, *, had_spares: bool) -> Seconds:
         """Seconds of a restart. had_spares: whether spares were available at once."""
         keeps_allocation = self._reliability.restart.only_failed and had_spares and not stop.outage_seconds
-        seconds = self._fixed_restart_seconds
+        seconds, draws = self._fixed_restart_seconds, stop.draws
         for draw_index, duration, skip in self._random_durations:
             if not (skip is RestartSkip.PLANNED and stop.is_planned) and not (
                 skip is RestartSkip.ALLOCATION_KEPT and keeps_allocation
             ):
-                seconds += duration.at_z_score(_z_score(stop, 4 + draw_index))
+                seconds += duration.at_z_score(draws[4 + draw_index] if draws else 0.0)
         return seconds
 
     def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> JobStop | None:
         """Let the phases pass one after another; return a stop that interrupts them, else None."""
         clock, next_stop = self._clock, None
-        begin, total = clock.now, sum([seconds for _, seconds in phases])
+        begin, total = clock.now, 0.0
+        for _, seconds in phases:
+            total += seconds
         while next_stop is None and (event_cause := self._wait_until(begin + total)) is not None:
             next_stop = self._handle_while_down(event_cause)
         remaining = total if next_stop is None else clock.now - begin

@@ -33,7 +33,7 @@ class NodePool:
         self._total_nodes = domains.nodes + self._idle_spares + spares.nodes_per_rack * racks
         self._repairing_count = 0
         self._free_slots, self._queued_repairs = repair_slots, deque[tuple[int, Seconds]]()
-        self._last_update, self._node_seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
+        self._last_update = self._job_seconds = self._idle_seconds = self._repair_seconds = 0.0
 
     def remove_node(self, node: int, repair_seconds: Seconds) -> None:
         """A node of the job leaves for repair."""
@@ -61,8 +61,9 @@ class NodePool:
 
     def fill_missing(self) -> bool:
         """Fill missing node slots with spares; return whether none is missing."""
-        if self.missing:
-            self._update_totals()
+        if not self.missing:
+            return True
+        self._update_totals()
         for node in sorted(self.missing):
             self._replace_node(node)
         return not self.missing
@@ -103,13 +104,15 @@ class NodePool:
     def _update_totals(self) -> None:
         """Accumulate node-seconds until now."""
         elapsed = self._clock.now - self._last_update
+        if elapsed == 0.0:
+            return
         in_job = self._domains.nodes - len(self.missing)
-        self._node_seconds["job"] += elapsed * in_job
-        self._node_seconds["repair"] += elapsed * self._repairing_count
-        self._node_seconds["idle"] += elapsed * (self._total_nodes - in_job - self._repairing_count)
+        self._job_seconds += elapsed * in_job
+        self._repair_seconds += elapsed * self._repairing_count
+        self._idle_seconds += elapsed * (self._total_nodes - in_job - self._repairing_count)
         self._last_update = self._clock.now
 
     def node_seconds(self) -> dict[str, float]:
         """Node-seconds until now in the job, idle, and in repair."""
         self._update_totals()
-        return dict(self._node_seconds)
+        return {"job": self._job_seconds, "idle": self._idle_seconds, "repair": self._repair_seconds}

@@ -24,7 +24,6 @@ from clustersim.common.errors import InputError
 from clustersim.program.action import (
     Action,
     ActionKind,
-    OverlappedPair,
     PipelineOrder,
     ScheduleEntry,
     flatten_entries,

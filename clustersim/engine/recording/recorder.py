@@ -147,9 +147,7 @@ class Recorder:
         self.sub_segment_times.append(times)
         self.sub_segment_ends.append(end_times)
 
-    def add_joint_delays(
-        self, ranks: IntArray, position: tuple[int, int], delays: FloatArray, now: Seconds
-    ) -> None:
+    def add_joint_delays(self, ranks: IntArray, position: tuple[int, int], delays: FloatArray, now: Seconds) -> None:
         """Record by how much ranks were delayed in an operation (task, index), which has just ended: [ranks] each."""
         is_delayed = np.abs(delays) > RELATIVE_ROUNDING * now
         rows = np.empty((int(is_delayed.sum()), 5))

@@ -386,9 +386,7 @@ class RankProcess:
             slowed += yield from self._run_kernels(replace(sub_segment, curves=None), curves)
         return WaitAndSlowdown(waited, slowed)
 
-    def _run_kernels(
-        self, sub_segment: SubSegment, curves: ProgressCurves
-    ) -> Generator[simpy.Event, Any, Seconds]:
+    def _run_kernels(self, sub_segment: SubSegment, curves: ProgressCurves) -> Generator[simpy.Event, Any, Seconds]:
         """Run a sub-segment without shared links; return the seconds by which overlapping collectives slowed it."""
         start = self.shared.environment.now
         sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
@@ -428,9 +426,7 @@ class RankProcess:
             loss = yield from self._run_segment(task_id, segment)
         elif group.is_stepwise:
             curves = self._segment_curves(task_id, segment)
-            loss = yield from self._run_jointly(
-                segment, curves, *shared.group_of_rank(group.comm_group, self.rank_id)
-            )
+            loss = yield from self._run_jointly(segment, curves, *shared.group_of_rank(group.comm_group, self.rank_id))
             shared.record_sync(self.rank_id, self._current_task_id, segment)
         else:
             participant = self._level_listener = shared.group_segments.arrive(

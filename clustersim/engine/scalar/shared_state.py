@@ -166,7 +166,7 @@ class SharedState:
         return self._agreed_group_cache[key]
 
     def _agree_on_group(self, rank: int, segment: Segment, comm_groups: tuple[str, ...]) -> SyncGroup | None:
-        """The group of these kinds, if all its members say so, and none shares links with another or during a kernel."""
+        """The group of these kinds, if all members say so and share links in its comm ops only, beside no kernel."""
         members = self._simulated_members(comm_groups[0], rank)
         if any(self._sync_kinds(member, segment) != comm_groups for member in members):
             return None
@@ -181,12 +181,14 @@ class SharedState:
     def _contended_operations(self, rank: int, segment: Segment) -> list[Operation]:
         """The operations of a segment that share links."""
         comm_ops = ((operation, operation.comm_op) for operation in segment.distinct_operations)
-        return [operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)]
+        return [
+            operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)
+        ]
 
     def _sync_kinds(self, rank: int, segment: Segment) -> tuple[str, ...]:
         """The kinds of groups with which a rank synchronizes in a segment, if all its groups have the same members.
 
-        None if these synchronize elsewhere, too.
+        None if these also synchronize outside segments.
         """
         if (segment, rank) not in self._sync_kinds_cache:
             comm_groups = dict.fromkeys(comm_op.comm_group for comm_op in segment.distinct_comm_ops)
