@@ -49,6 +49,8 @@ class ContentionDelays:
 
     def lookup(self, events: IntArray) -> tuple[IntArray, IntArray]:
         """Entries of some trace events: (position in `events`, index of the entry), one pair for each entry."""
+        if not len(self.event):
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         begin, end = (np.searchsorted(self.event, events, side=side) for side in ("left", "right"))
         count = end - begin
         event_position = np.repeat(np.arange(len(events)), count)
