@@ -1,8 +1,9 @@
 """Hypothesis profiles: how many examples every property is tested with, and which; and the garbage collector.
 
-Two profiles, deterministic and without deadline. `full` runs as many examples as each test requests
-(`@examples(400)`, else hypothesis's default of 100), `quick` a tenth of them. Quick is the default;
-continuous integration runs every property again with `--hypothesis-profile=full`.
+Three profiles, deterministic and without deadline. `full` runs as many examples as each test requests
+(`@examples(400)`, else hypothesis's default of 100), `quick` a tenth of them, `thousands` twenty times as many. Quick
+is the default; continuous integration runs every property again with `--hypothesis-profile=full`, and `thousands` is
+run by hand.
 
 Modules and collected tests live until the end: the garbage collector, which would go through all of them again and
 again, is off while they are collected, and passes over them later.
@@ -17,8 +18,9 @@ from hypothesis import HealthCheck, settings
 
 FULL = 100  # percent of the requested examples, and the number of examples by default
 QUICK = 10
+THOUSANDS = 2000
 
-for name, share in (("full", FULL), ("quick", QUICK)):
+for name, share in (("full", FULL), ("quick", QUICK), ("thousands", THOUSANDS)):
     settings.register_profile(
         name,
         max_examples=share,
