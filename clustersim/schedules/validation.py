@@ -221,7 +221,7 @@ class _DryRunState:
 
     def advance(self, rank: int, entries: Sequence[ScheduleEntry]) -> list[int]:
         """Run a rank's entries up to the first that must wait; return the ranks that this woke."""
-        ends, woken = self.end_times[rank], []
+        ends, woken = self.end_times[rank], list[int]()
         now = ends[-1] if ends else 0.0
         for index in range(len(ends), len(entries)):
             entry = entries[index]

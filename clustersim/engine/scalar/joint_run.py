@@ -10,7 +10,7 @@ On a member whose kernels a collective of another stream may overlap, they are a
 """
 
 from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,7 +49,8 @@ class JointMember(Protocol):
 class JointSegment:
     """What is the same in every run of a segment by a group.
 
-    sub_segments: of each member; first, last: the first and the last of these that begin with a synchronization.
+    sub_segments: of each member, without curves, which are its own; first, last: the first and the last of these that
+    begin with a synchronization.
     """
 
     sub_segments: list[SubSegment]
@@ -60,7 +61,7 @@ class JointSegment:
     def from_sub_segments(cls, sub_segments: list[SubSegment]) -> "JointSegment":
         """Find what is run jointly."""
         synchronized = [index for index, entry in enumerate(sub_segments) if entry.sync_op is not None]
-        return cls(sub_segments, synchronized[0], synchronized[-1])
+        return cls([replace(entry, curves=None) for entry in sub_segments], synchronized[0], synchronized[-1])
 
     @property
     def end(self) -> int:

@@ -24,7 +24,7 @@ whoever resumes after a `yield` reads the head from the cursor again.
 """
 
 from collections.abc import Callable, Generator, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -375,7 +375,7 @@ class RankProcess:
             group, segment, lambda: self._splitter.sub_segments(segment, curves, no_overlap=False)
         )
         for sub_segment in joint_segment.sub_segments[: joint_segment.first]:
-            slowed += yield from self._run_kernels(replace(sub_segment, curves=None), curves)
+            slowed += yield from self._run_kernels(sub_segment, curves)
         run = joint_segments.run_of(group, self._current_task_id, joint_segment)
         index, done = run.member_count, run.arrive(self, curves, slowed)
         if run.member_count == member_count:
@@ -383,7 +383,7 @@ class RankProcess:
         yield done
         waited, slowed = run.loss(index)
         for sub_segment in joint_segment.sub_segments[joint_segment.end :]:
-            slowed += yield from self._run_kernels(replace(sub_segment, curves=None), curves)
+            slowed += yield from self._run_kernels(sub_segment, curves)
         return WaitAndSlowdown(waited, slowed)
 
     def _run_kernels(self, sub_segment: SubSegment, curves: ProgressCurves) -> Generator[simpy.Event, Any, Seconds]:
