@@ -11,12 +11,12 @@ from heapq import heappop, heappush
 from clustersim.common.units import Seconds
 
 
-class TimeLimitReached(Exception):  # noqa: N818 - control flow, not an error
+class WallLimitReached(Exception):  # noqa: N818 - control flow, not an error
     """The clock has reached the end of the simulated time."""
 
 
 class JobClock:
-    """now: seconds since the start of the job; limit: time at which waiting raises `TimeLimitReached`."""
+    """now: seconds since the start of the job; limit: time at which waiting raises `WallLimitReached`."""
 
     __slots__ = ("_cause", "_count", "_planned", "limit", "now")
 
@@ -48,5 +48,5 @@ class JobClock:
                 return cause
         self.now = until
         if end >= self.limit:
-            raise TimeLimitReached
+            raise WallLimitReached
         return None

@@ -24,7 +24,7 @@ from clustersim.hardware.failures import (
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.reliability.failure_events import FailureEvent
-from clustersim.reliability.job_clock import JobClock, TimeLimitReached
+from clustersim.reliability.job_clock import JobClock, WallLimitReached
 from clustersim.reliability.node_pool import NodePool
 from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
@@ -179,7 +179,7 @@ class JobSimulation:
         try:
             self._alternate_up_down()
             finished = True
-        except TimeLimitReached:
+        except WallLimitReached:
             finished = False
         totals, wall = self._totals, float(self._clock.now)
         if not finished:  # unfinished work is lost

@@ -1,6 +1,6 @@
 import pytest
 
-from clustersim.reliability.job_clock import JobClock, TimeLimitReached
+from clustersim.reliability.job_clock import JobClock, WallLimitReached
 
 
 def test_time_passes_and_calls_happen_in_order() -> None:
@@ -32,6 +32,6 @@ def test_what_is_planned_for_the_end_of_a_wait_before_it_comes_first() -> None:
 @pytest.mark.parametrize("delay", [10.0, 11.0, float("inf")])
 def test_the_limit_ends_it(delay: float) -> None:
     clock = JobClock(10.0)
-    with pytest.raises(TimeLimitReached):
+    with pytest.raises(WallLimitReached):
         clock.wait(delay)
     assert clock.now == 10.0

@@ -21,8 +21,8 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
-from clustersim.engine.recording.operation_log import EndTimes
-from clustersim.engine.recording.recorder import JointSpans, Recorder, WaitAndSlowdown
+from clustersim.engine.recording.operation_log import EndTimes, JointSpans
+from clustersim.engine.recording.recorder import Recorder, WaitAndSlowdown
 from clustersim.engine.scalar.segment_action import ProgressCurves, SegmentAction
 from clustersim.engine.scalar.sub_segment import SubSegment
 from clustersim.program.task import Segment

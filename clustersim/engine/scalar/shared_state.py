@@ -166,7 +166,7 @@ class SharedState:
         return self._agreed_group_cache[key]
 
     def _agree_on_group(self, rank: int, segment: Segment, comm_groups: tuple[str, ...]) -> SyncGroup | None:
-        """The group of these kinds, if all members say so and share links in its comm ops only, beside no kernel."""
+        """The group of these kinds, if all members say so and share links in its comm ops only, without kernels."""
         members = self._simulated_members(comm_groups[0], rank)
         if any(self._sync_kinds(member, segment) != comm_groups for member in members):
             return None
