@@ -1,6 +1,6 @@
 """What if components fail? A job over weeks: failures, checkpoints, spares, and the goodput that remains.
 
-The job runs on a clock of its own, on top of the step simulation: it asks for the step time in each cluster state
+The job is a simpy process on top of the step simulation: it asks for the step time in each cluster state
 that occurs, which is simulated once and cached, and never unrolls steps.
 """
 

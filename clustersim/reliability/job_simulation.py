@@ -1,4 +1,4 @@
-"""What happens to a job over weeks? It works, checkpoints, fails, restarts and waits.
+"""What happens to a job over weeks? A simpy process that works, checkpoints, fails, restarts and waits.
 
 Work is measured in seconds of the healthy job. While the job is up its work follows in closed form
 (`checkpoint_timeline`), so a run has as many events as failures. Failures while the job is down lengthen
@@ -6,29 +6,24 @@ the outage.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import (
-    ZERO_DURATION,
-    DurationDistribution,
-    FailureEffect,
-    FailureMode,
-    FailureSlowdown,
-)
+from clustersim.hardware.failures import DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.reliability.failure_events import FailureEvent
-from clustersim.reliability.job_clock import JobClock, WallLimitReached
 from clustersim.reliability.node_pool import NodePool
 from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
 
+Process = Generator[Any, Any, Any]
 NO_EFFECT: Final = "nothing"
 """An interrupt cause without effect."""
 
@@ -130,10 +125,7 @@ class _Uptime:
 
     def progress_at(self, work: Seconds) -> Seconds:
         """The progress after this much work since the restart."""
-        index = len(self.segments) - 1
-        while self.segments[index][1] > work:
-            index -= 1
-        _, segment_work, progress, rate = self.segments[index]
+        _, segment_work, progress, rate = next(segment for segment in reversed(self.segments) if segment[1] <= work)
         return progress + (work - segment_work) * rate
 
     def wall_at(self, progress: Seconds, checkpoints: CheckpointTimeline) -> Seconds:
@@ -152,10 +144,10 @@ class JobSimulation:
     ) -> None:
         self._parameters, self._events, self._timeline = parameters, events, timeline
         self._reliability = parameters.reliability
-        self._clock = JobClock(parameters.max_wall)
+        self._env = simpy.Environment()
         self._totals = _RunTotals()
         self._pool = NodePool(
-            self._clock,
+            self._env,
             parameters.domains,
             self._reliability.spares,
             self._reliability.repair_slots,
@@ -171,17 +163,16 @@ class JobSimulation:
         self._can_regrow = self._is_waiting = False
         self.progress_marks: list[tuple[Seconds, Seconds]] = []
         self._next_event = next(events, None)
+        self._process = self._env.process(self._alternate_up_down())
         if self._reliability.maintenance is not None:
-            self._clock.call_after(self._reliability.maintenance.period, self._begin_maintenance)
+            self._env.process(
+                self._schedule_maintenance(self._reliability.maintenance.period, self._reliability.maintenance.duration)
+            )
 
     def run(self, run_index: int = 0) -> TrainingRun:
         """Simulate until the work is done or the wall time limit is reached. run_index: stored in the result."""
-        try:
-            self._alternate_up_down()
-            finished = True
-        except WallLimitReached:
-            finished = False
-        totals, wall = self._totals, float(self._clock.now)
+        self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
+        totals, wall, finished = self._totals, float(self._env.now), not self._process.is_alive
         if not finished:  # unfinished work is lost
             totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
         return TrainingRun(
@@ -199,14 +190,15 @@ class JobSimulation:
 
     # Events
 
-    def _wait_until(self, end: Seconds) -> object:
+    def _wait_until(self, end: Seconds) -> Process:
         """Let time pass until `end`; return what interrupts it (a stop, a detection or a silent failure), else None."""
-        clock, event = self._clock, self._next_event
+        env, event = self._env, self._next_event
         event_is_next = event is not None and event.time < end
         wake_time = event.time if event is not None and event_is_next else end
-        cause = clock.wait(max(0.0, wake_time - clock.now))
-        if cause is not None:
-            return cause
+        try:
+            yield env.timeout(max(0.0, wake_time - env.now)) if wake_time < inf else env.event()
+        except simpy.Interrupt as interrupt:
+            return interrupt.cause
         if not event_is_next or event is None:
             return None
         self._next_event = next(self._events, None)
@@ -224,29 +216,33 @@ class JobSimulation:
             failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, is_planned, valid_until
         )
 
-    def _begin_maintenance(self) -> None:
-        maintenance = self._reliability.maintenance
-        if maintenance is not None:
-            self._clock.call_after(maintenance.period, self._begin_maintenance)
-            outage = JobStop("maintenance", ZERO_DURATION, (), is_planned=True, outage_seconds=maintenance.duration)
-            self._clock.interrupt(outage)
+    def _schedule_maintenance(self, period: Seconds, duration: Seconds) -> Process:
+        while True:
+            yield self._env.timeout(period)
+            if not self._process.is_alive:
+                return
+            self._process.interrupt(
+                JobStop("maintenance", DurationDistribution.constant(0.0), (), is_planned=True, outage_seconds=duration)
+            )
 
     def _on_node_repaired(self) -> None:
         """A node is repaired: a waiting job checks again, a shrunk job restarts if it can run more replicas."""
+        if not self._process.is_alive:
+            return
         if self._is_waiting:
-            self._clock.interrupt(NO_EFFECT)
+            self._process.interrupt(NO_EFFECT)
         elif self._can_regrow and self._current_rate()[1] > self._uptimes[-1].segments[-1][3]:
             self._can_regrow = False
-            self._clock.interrupt(JobStop("nodes are back", ZERO_DURATION, (), is_planned=True))
+            self._process.interrupt(JobStop("nodes are back", DurationDistribution.constant(0.0), (), is_planned=True))
 
     # Up and down
 
-    def _alternate_up_down(self) -> None:
+    def _alternate_up_down(self) -> Process:
         while True:
-            stop = self._run_until_stop()
+            stop = yield from self._run_until_stop()
             if stop is None:
                 return
-            self._restart_after(stop)
+            yield from self._restart_after(stop)
 
     def _current_rate(self) -> tuple[str, float]:
         if not self._slow_nodes and not self._pool.missing:
@@ -254,29 +250,29 @@ class JobSimulation:
         slowest = min(self._slow_nodes.values(), key=lambda slow_node: slow_node[1], default=None)
         return self._parameters.state_rate(len(self._pool.missing), None if slowest is None else slowest[0])
 
-    def _run_until_stop(self) -> JobStop | None:
+    def _run_until_stop(self) -> Process:
         """Work until all is done (returns None), or something stops the job."""
-        clock, checkpoints = self._clock, self._parameters.checkpoint_timeline
+        env, checkpoints = self._env, self._parameters.checkpoint_timeline
         state, rate = self._current_rate()
-        uptime = _Uptime(clock.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
+        uptime = _Uptime(env.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
         self._uptimes.append(uptime)
         self._can_regrow = bool(self._pool.missing)
-        state_begin = clock.now
+        state_begin = env.now
         while True:
             _, segment_work, progress, rate = uptime.segments[-1]
-            cause = self._wait_until(
+            cause = yield from self._wait_until(
                 uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
             )
             stop = None if cause is None else self._handle_while_up(cause)
             if stop is not None or cause is None:
                 self._add_state_time(state, state_begin)
-                return self._end_uptime(uptime, stop)
+                return (yield from self._end_uptime(uptime, stop))
             new_state, new_rate = self._current_rate()
             if (new_state, new_rate) != (state, rate):
                 self._add_state_time(state, state_begin)
-                work = checkpoints.work_after(clock.now - uptime.begin)
-                uptime.segments.append((clock.now - uptime.begin, work, uptime.progress_at(work), new_rate))
-                state, state_begin = new_state, clock.now
+                work = checkpoints.work_after(env.now - uptime.begin)
+                uptime.segments.append((env.now - uptime.begin, work, uptime.progress_at(work), new_rate))
+                state, state_begin = new_state, env.now
 
     def _handle_while_up(self, cause: object) -> JobStop | None:
         """The effect of an event on a running job: None if it continues."""
@@ -293,10 +289,16 @@ class JobSimulation:
         failure = self._reliability.failures[event.failure_index]
         if failure.slowdown is not None:
             self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
-        detected = _DetectedFailure(event, self._clock.now)
-        self._clock.call_after(
-            failure.discovery_time.at_z_score(event.draws[1]), partial(self._clock.interrupt, detected)
+        self._env.process(
+            self._detect_after(
+                _DetectedFailure(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])
+            )
         )
+
+    def _detect_after(self, detected: _DetectedFailure, delay: Seconds) -> Process:
+        yield self._env.timeout(delay)
+        if self._process.is_alive:
+            self._process.interrupt(detected)
 
     def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
         """A slow node is replaced, or tolerated; corrupt results are rolled back."""
@@ -307,17 +309,17 @@ class JobSimulation:
             return None
         return self._build_stop(failure, detected.event)
 
-    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> JobStop | None:
+    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
         """End an uptime: account for its work and what of it is safe; a planned stop writes a checkpoint first."""
-        clock, checkpoints, totals = self._clock, self._parameters.checkpoint_timeline, self._totals
-        wall = clock.now - uptime.begin
+        env, checkpoints, totals = self._env, self._parameters.checkpoint_timeline, self._totals
+        wall = env.now - uptime.begin
         work = checkpoints.work_after(wall) if stop is not None else self._total_work(uptime)
         progress = min(uptime.progress_at(work), self._parameters.work)
         totals.losses[CHECKPOINTS] += wall - work
         totals.losses[DEGRADED] += work - (progress - self._progress)
         totals.uptime += wall
-        self.progress_marks.append((clock.now, progress))
-        uptime.end = clock.now
+        self.progress_marks.append((env.now, progress))
+        uptime.end = env.now
         stored_index = checkpoints.last_safe_snapshot(wall, in_storage=True)
         self._stored_progress = (
             uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
@@ -330,7 +332,7 @@ class JobSimulation:
             else self._progress * checkpoints.has_peer_copies,
         )
         if stop is None or stop.is_planned:
-            next_stop = self._final_checkpoint(progress, stop)
+            next_stop = yield from self._final_checkpoint(progress, stop)
             if next_stop is None:
                 return stop
             stop = next_stop
@@ -346,7 +348,7 @@ class JobSimulation:
         totals.interruptions += 1
         if self._timeline is not None and progress > kept_progress:
             self._timeline.append(
-                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), clock.now, LOST_WORK, stop.cause)
+                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), env.now, LOST_WORK, stop.cause)
             )
         self._progress = kept_progress
         self._stored_progress = min(self._stored_progress, kept_progress)
@@ -358,13 +360,13 @@ class JobSimulation:
         _, segment_work, progress, rate = uptime.segments[-1]
         return segment_work + (self._parameters.work - progress) / rate
 
-    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> JobStop | None:
+    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
         """Write a checkpoint before a planned stop; a failure meanwhile is returned, and nothing is saved."""
-        begin = self._clock.now
-        next_stop = self._spend_phases(
+        begin = self._env.now
+        next_stop = yield from self._spend_phases(
             [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
         )
-        self._totals.uptime += self._clock.now - begin
+        self._totals.uptime += self._env.now - begin
         if next_stop is not None:
             return next_stop
         self._progress = self._stored_progress = progress
@@ -380,7 +382,7 @@ class JobSimulation:
         while self._uptimes:
             uptime = self._uptimes[-1]
             if uptime.begin <= time:
-                uptime_end = self._clock.now if uptime.end is None else uptime.end
+                uptime_end = self._env.now if uptime.end is None else uptime.end
                 uptime.end = min(time, uptime_end)
                 last_stored = (
                     checkpoints.last_begun_snapshot(uptime.end - uptime.begin)
@@ -398,25 +400,26 @@ class JobSimulation:
             self._uptimes.pop()
         return 0.0
 
-    def _restart_after(self, stop: JobStop) -> None:
+    def _restart_after(self, stop: JobStop) -> Process:
         """From a stop to the next restart, including further failures on the way."""
         next_stop: JobStop | None = stop
         while next_stop is not None:
             stop, next_stop = next_stop, None
             self._remove_nodes(stop)
-            phases = [(DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0)))]
-            if stop.outage_seconds:
-                phases.append((MAINTENANCE, stop.outage_seconds))
+            phases = [
+                (DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0))),
+                (MAINTENANCE, stop.outage_seconds),
+            ]
             is_complete = self._pool.fill_missing()
             if not is_complete:
-                next_stop = self._spend_phases(phases, stop.cause)
+                next_stop = yield from self._spend_phases(phases, stop.cause)
                 if next_stop is None:
                     self._pool.fill_missing()
-                    next_stop = self._wait_for_nodes(stop)
+                    next_stop = yield from self._wait_for_nodes(stop)
                 phases = []
             if next_stop is None:
                 phases.append((RESTART, self._restart_seconds(stop, had_spares=is_complete)))
-                next_stop = self._spend_phases(phases, stop.cause)
+                next_stop = yield from self._spend_phases(phases, stop.cause)
 
     def _remove_nodes(self, stop: JobStop) -> None:
         """Nodes leave for repair; slowdowns on them end."""
@@ -428,13 +431,13 @@ class JobSimulation:
                     node, 0.0 if repair_time is None else repair_time.at_z_score(_z_score(stop, 2 + index % 2))
                 )
 
-    def _wait_for_nodes(self, stop: JobStop) -> JobStop | None:
+    def _wait_for_nodes(self, stop: JobStop) -> Process:
         """Wait until the job can run with the available nodes: all of them, or enough for an elastic job."""
         while self._pool.missing and not self._can_shrink():
-            begin, self._is_waiting = self._clock.now, True
-            cause = self._wait_until(inf)
+            begin, self._is_waiting = self._env.now, True
+            cause = yield from self._wait_until(inf)
             self._is_waiting = False
-            self._add_loss(WAITING, begin, self._clock.now - begin, stop.cause)
+            self._add_loss(WAITING, begin, self._env.now - begin, stop.cause)
             next_stop = self._handle_while_down(cause)
             if next_stop is not None:
                 return next_stop
@@ -450,23 +453,21 @@ class JobSimulation:
     def _restart_seconds(self, stop: JobStop, *, had_spares: bool) -> Seconds:
         """Seconds of a restart. had_spares: whether spares were available at once."""
         keeps_allocation = self._reliability.restart.only_failed and had_spares and not stop.outage_seconds
-        seconds, draws = self._fixed_restart_seconds, stop.draws
+        seconds = self._fixed_restart_seconds
         for draw_index, duration, skip in self._random_durations:
             if not (skip is RestartSkip.PLANNED and stop.is_planned) and not (
                 skip is RestartSkip.ALLOCATION_KEPT and keeps_allocation
             ):
-                seconds += duration.at_z_score(draws[4 + draw_index] if draws else 0.0)
+                seconds += duration.at_z_score(_z_score(stop, 4 + draw_index))
         return seconds
 
-    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> JobStop | None:
+    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
         """Let the phases pass one after another; return a stop that interrupts them, else None."""
-        clock, next_stop = self._clock, None
-        begin, total = clock.now, 0.0
-        for _, seconds in phases:
-            total += seconds
-        while next_stop is None and (event_cause := self._wait_until(begin + total)) is not None:
+        env, next_stop = self._env, None
+        begin, total = env.now, sum([seconds for _, seconds in phases])
+        while next_stop is None and (event_cause := (yield from self._wait_until(begin + total))) is not None:
             next_stop = self._handle_while_down(event_cause)
-        remaining = total if next_stop is None else clock.now - begin
+        remaining = total if next_stop is None else env.now - begin
         for loss, seconds in phases:
             phase_seconds = min(seconds, remaining)
             if phase_seconds > 0.0:
@@ -503,10 +504,10 @@ class JobSimulation:
             self._timeline.append(TimelineInterval(begin, begin + seconds, loss, cause))
 
     def _add_state_time(self, state: str, begin: Seconds) -> None:
-        seconds = self._clock.now - begin
+        seconds = self._env.now - begin
         self._totals.states[state] = self._totals.states.get(state, 0.0) + seconds
         if self._timeline is not None and seconds > 0.0:
-            self._timeline.append(TimelineInterval(begin, self._clock.now, state))
+            self._timeline.append(TimelineInterval(begin, self._env.now, state))
 
 
 def _restart_durations(

@@ -1,12 +1,12 @@
 """Which nodes does a job have, which are idle spares, and which are in repair?"""
 
-from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Generator
+from typing import Any
+
+import simpy
 
 from clustersim.common.units import Seconds
 from clustersim.reliability.failure_domains import FailureDomains
-from clustersim.reliability.job_clock import JobClock
 from clustersim.scenario.reliability import SparePool
 
 
@@ -19,51 +19,36 @@ class NodePool:
 
     def __init__(
         self,
-        clock: JobClock,
+        env: simpy.Environment,
         domains: FailureDomains,
         spares: SparePool,
         repair_slots: int | None,
         on_repaired: Callable[[], None],
     ) -> None:
-        self._clock, self._domains, self._on_repaired = clock, domains, on_repaired
+        self._env, self._domains, self._on_repaired = env, domains, on_repaired
         self.missing: set[int] = set()
         self._idle_spares = spares.shared_nodes or 0
         racks = domains.counts.racks
         self._rack_spares = dict.fromkeys(range(racks), spares.nodes_per_rack) if spares.nodes_per_rack else {}
         self._total_nodes = domains.nodes + self._idle_spares + spares.nodes_per_rack * racks
         self._repairing_count = 0
-        self._free_slots, self._queued_repairs = repair_slots, deque[tuple[int, Seconds]]()
-        self._last_update = self._job_seconds = self._idle_seconds = self._repair_seconds = 0.0
+        self._repair_slots = None if repair_slots is None else simpy.Resource(env, repair_slots)
+        self._last_update, self._node_seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
 
     def remove_node(self, node: int, repair_seconds: Seconds) -> None:
         """A node of the job leaves for repair."""
         self._update_totals()
         self.missing.add(node)
         self._repairing_count += 1
-        if self._free_slots is None:
-            self._clock.call_after(repair_seconds, partial(self._finish_repair, node))
-        else:
-            self._queued_repairs.append((node, repair_seconds))
-            self._begin_repairs(self._free_slots)
-
-    def _begin_repairs(self, free_slots: int) -> None:
-        """Begin the repairs that have waited longest in the free slots."""
-        while free_slots and self._queued_repairs:
-            node, repair_seconds = self._queued_repairs.popleft()
-            self._clock.call_after(repair_seconds, partial(self._leave_slot, node))
-            free_slots -= 1
-        self._free_slots = free_slots
-
-    def _leave_slot(self, node: int) -> None:
-        if self._free_slots is not None:
-            self._begin_repairs(self._free_slots + 1)
-        self._finish_repair(node)
+        if self._repair_slots is not None:
+            self._env.process(self._repair_in_slot(node, repair_seconds, self._repair_slots))
+        else:  # a callback costs a third of a simpy process
+            self._env.timeout(repair_seconds, node).callbacks.append(lambda timeout: self._finish_repair(timeout.value))
 
     def fill_missing(self) -> bool:
         """Fill missing node slots with spares; return whether none is missing."""
-        if not self.missing:
-            return True
-        self._update_totals()
+        if self.missing:
+            self._update_totals()
         for node in sorted(self.missing):
             self._replace_node(node)
         return not self.missing
@@ -89,6 +74,14 @@ class NodePool:
         self._idle_spares += healthy_count - len(rack_nodes)
         self.missing.difference_update(rack_nodes)
 
+    def _repair_in_slot(
+        self, node: int, repair_seconds: Seconds, repair_slots: simpy.Resource
+    ) -> Generator[Any, Any, None]:
+        with repair_slots.request() as request:
+            yield request
+            yield self._env.timeout(repair_seconds)
+        self._finish_repair(node)
+
     def _finish_repair(self, node: int) -> None:
         self._update_totals()
         self._repairing_count -= 1
@@ -103,16 +96,14 @@ class NodePool:
 
     def _update_totals(self) -> None:
         """Accumulate node-seconds until now."""
-        elapsed = self._clock.now - self._last_update
-        if elapsed == 0.0:
-            return
+        elapsed = self._env.now - self._last_update
         in_job = self._domains.nodes - len(self.missing)
-        self._job_seconds += elapsed * in_job
-        self._repair_seconds += elapsed * self._repairing_count
-        self._idle_seconds += elapsed * (self._total_nodes - in_job - self._repairing_count)
-        self._last_update = self._clock.now
+        self._node_seconds["job"] += elapsed * in_job
+        self._node_seconds["repair"] += elapsed * self._repairing_count
+        self._node_seconds["idle"] += elapsed * (self._total_nodes - in_job - self._repairing_count)
+        self._last_update = self._env.now
 
     def node_seconds(self) -> dict[str, float]:
         """Node-seconds until now in the job, idle, and in repair."""
         self._update_totals()
-        return {"job": self._job_seconds, "idle": self._idle_seconds, "repair": self._repair_seconds}
+        return dict(self._node_seconds)
