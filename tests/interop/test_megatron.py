@@ -418,7 +418,7 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
             "--num-layers: ... $LAYERS (line 1) is not known ... --define LAYERS=VALUE",
         ),
         ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--normalization rmsnorm", "RMSNorm"),
-        (SMALL + "--spec my.layers my_stack_spec", "--spec: layers of one's own"),
+        (SMALL + "--spec my.layers my_stack_spec", "--spec: custom layer specs"),
         (
             "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--experimental-attention-variant dsa",
             "--dsa-kernel-backend: none computes all scores unfused",

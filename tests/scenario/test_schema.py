@@ -27,6 +27,7 @@ LIST_KEYS = {
     "degradations.traffic",
     "degradations.jobs",
     "degradations.jobs.placement",
+    "diloco.away",
 }
 
 
