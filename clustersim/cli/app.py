@@ -427,12 +427,12 @@ def diloco(
 @app.command()
 def explain(
     file: ScenarioFile,
-    measured: Annotated[str, typer.Option(metavar="TIME", help="Measured step time, e.g. 4.2s.")],
+    measured: Annotated[str, typer.Option(metavar="TIME|MFU", help="Measured step time, e.g. 4.2s, or MFU, e.g. 38%.")],
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     _code: AllowCode = False,
 ) -> None:
-    """Compare a measured step time with its prediction, and list single causes that would explain the difference."""
+    """Compare a measured step time, or MFU, with its prediction, and list single causes of the difference."""
     from clustersim.cli.explain import explain_step
 
     explain_step(file, measured, overrides or [], json)

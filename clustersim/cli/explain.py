@@ -21,16 +21,17 @@ _RATIO_THRESHOLD: Final = 2.0  # shares of the gap from here on are printed as a
 
 def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str | None) -> None:
     """Simulate the scenario unchanged and with each possible cause, and print (or write) the explanation."""
-    from clustersim.validation.explain import explain_gap, parse_step_time
+    from clustersim.validation.explain import explain_gap
+    from clustersim.validation.explain_measurement import parse_measurement
 
     try:
-        seconds = parse_step_time(measured)
+        measurement = parse_measurement(measured)
     except InputError as error:
         raise InputError(f"--measured: {error}") from error
     scenario = Scenario.load(file, overrides)
     Outputs(json=json).check_writable((file, *scenario.files))
     with show_activity("simulating causes"):
-        explanation = explain_gap(scenario, seconds)
+        explanation = explain_gap(scenario, measurement)
     if json is not None:
         write_json(explanation.to_json(), json)
     if json != STDOUT:
@@ -52,6 +53,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     lines: list[Text | Table] = [
         Text(explanation.verdict, style="bold"),
         Text(f"{result.scenario.name}: {result.leading_mfu.name} {expected:.1%} expected, {measured:.1%} measured"),
+        *([Text(explanation.conversion)] if explanation.conversion else []),
         build_table(("", "", ""), explanation.interval_rows),
         Text(result.interval_description, style="dim"),
         Text(),

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clustersim.common.errors import InputError, format_value
-from clustersim.common.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
+from clustersim.common.errors import InputError
+from clustersim.common.units import Seconds, format_flops, format_step_time
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
@@ -28,6 +28,7 @@ from clustersim.scenario.changes.scenario_change import ContinuousChange, Scenar
 from clustersim.simulation import simulate
 from clustersim.validation.explain_causes import CandidateCause, find_causes
 from clustersim.validation.explain_lower_bound import step_time_lower_bound
+from clustersim.validation.explain_measurement import MeasuredMfu
 from clustersim.validation.explain_root_finding import StepTimeGap
 
 NO_GAP: Final = 1e-3  # fraction of the step time: below, there is no gap to explain
@@ -44,13 +45,14 @@ class GapExplanation:
 
     result: simulation of the unchanged scenario; lower_bound: physical lower bound of the step time in seconds
     (see `explain_lower_bound`); causes: most plausible first, empty if there is no gap or the measurement is
-    below the lower bound.
+    below the lower bound; conversion: how the measured time follows from an MFU, empty where a time was measured.
     """
 
     result: SimulationResult
     measured: Seconds
     lower_bound: Seconds
     causes: tuple[CandidateCause, ...]
+    conversion: str = ""
 
     @property
     def expected(self) -> Seconds:
@@ -168,6 +170,7 @@ class GapExplanation:
             "likely_interval_s": list(result.likely_step_time_interval),
             "interval_basis": result.interval_description,
             "measured_s": self.measured,
+            "conversion": self.conversion or None,
             "difference": self.relative_difference,
             "inside_interval": self.is_inside_interval,
             "likely": self.is_likely,
@@ -186,40 +189,36 @@ class GapExplanation:
         }
 
 
-def parse_step_time(text: str) -> Seconds:
-    """Parse a step time such as `4.2 s` or `850ms`; raises InputError unless it is a time above zero."""
-    hint = "write a number above zero and its unit, such as '4.2 s' or '850 ms'"
-    try:
-        seconds = parse_quantity(text, Dimension.TIME)
-    except InputError:
-        raise InputError(f"{format_value(text)} is not the time of a step; {hint}") from None
-    if not 0.0 < seconds < math.inf:
-        raise InputError(f"{format_value(text)} is not a time that a step can take; {hint}")
-    return seconds
-
-
 def explain_gap(
     scenario: Scenario,
-    measured: Seconds,
+    measured: Seconds | MeasuredMfu,
     *,
     continuous: Sequence[ContinuousChange] = CONTINUOUS_CHANGES,
     discrete: Sequence[ScenarioChange] = CATALOGUE,
     outside: bool = True,
 ) -> GapExplanation:
-    """Compare a measured step time with the simulated one, and search the causes of the gap among changes.
+    """Compare a measured step time (or MFU) with the simulated one, and search the causes of the gap among changes.
 
     outside: whether time outside the step's work is a cause, too. Some 60 simulations with all causes, at most 16 per
     cause. Raises InputError if the two times differ too
     much to be comparable.
     """
     result = simulate(scenario)
-    _require_comparable(result.step_time, measured)
+    seconds, conversion = _convert(measured, result)
+    _require_comparable(result.step_time, seconds)
     lower_bound = step_time_lower_bound(result)
-    gap = StepTimeGap(result.step_time, measured)
-    if measured < lower_bound or abs(measured / result.step_time - 1.0) <= NO_GAP:
-        return GapExplanation(result, measured, lower_bound, ())
+    gap = StepTimeGap(result.step_time, seconds)
+    if seconds < lower_bound or abs(seconds / result.step_time - 1.0) <= NO_GAP:
+        return GapExplanation(result, seconds, lower_bound, (), conversion)
     causes = find_causes(result, gap, continuous=continuous, discrete=discrete, outside=outside)
-    return GapExplanation(result, measured, lower_bound, causes)
+    return GapExplanation(result, seconds, lower_bound, causes, conversion)
+
+
+def _convert(measured: Seconds | MeasuredMfu, result: SimulationResult) -> tuple[Seconds, str]:
+    """The measured step time, and how it follows from an MFU; empty where it is the time that was measured."""
+    if isinstance(measured, MeasuredMfu):
+        return measured.step_time(result), measured.conversion(result)
+    return measured, ""
 
 
 def _require_comparable(expected: Seconds, measured: Seconds) -> None:
@@ -228,7 +227,7 @@ def _require_comparable(expected: Seconds, measured: Seconds) -> None:
     if not 1.0 / MAX_RATIO <= measured / expected <= MAX_RATIO:
         raise InputError(
             f"measured {format_step_time(measured)} against an expected {format_step_time(expected)}: more than "
-            f"{MAX_RATIO:,.0f} times apart; give the time of one step, and check its unit"
+            f"{MAX_RATIO:,.0f} times apart; give the time of one step, or its MFU, and check its unit"
         )
 
 

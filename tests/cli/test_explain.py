@@ -56,7 +56,21 @@ def test_overrides_change_the_prediction(clustersim: CommandRunner, plan: Path) 
     assert doubled["expected_s"] > 1.5 * predicted_seconds(clustersim, plan)
 
 
-@pytest.mark.parametrize("measured", ["4.2", "0 s", "-1 s", "4 parsecs", "", "nan", "1e400 s", "3 ns", "9000 h"])
+def test_measured_mfu_is_converted_and_its_convention_said(clustersim: CommandRunner, plan: Path) -> None:
+    expected = json.loads(clustersim("run", plan, "--json", "-").stdout)
+    mfu = 0.9 * expected["leading_mfu"]
+    done = clustersim("explain", plan, "--measured", f"{mfu:.9f} MFU", "--json", "-")
+    explanation = json.loads(done.stdout)
+    assert explanation["measured_s"] == pytest.approx(expected["step_time_s"] / 0.9, rel=1e-5)
+    assert explanation["mfu_attention"] == expected["leading_mfu_attention"]
+    assert expected["leading_mfu_attention"] in explanation["conversion"]
+    printed = clustersim("explain", plan, "--measured", f"{mfu:.2%}").stdout
+    assert f"is read as MFU with {expected['leading_mfu_attention']}" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize(
+    "measured", ["0%", "120% MFU", "4.2", "0 s", "-1 s", "4 parsecs", "", "nan", "1e400 s", "3 ns", "9000 h"]
+)
 def test_invalid_measured_times_have_a_one_line_error(clustersim: CommandRunner, plan: Path, measured: str) -> None:
     done = clustersim("explain", plan, "--measured", measured)
     assert done.returncode == 2

@@ -29,8 +29,9 @@ from clustersim.model.attention import causal_factor
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
 from clustersim.scenario.changes.links import pcie_link_kinds, with_link_bandwidth
-from clustersim.validation.explain import GapExplanation, explain_gap, parse_step_time
+from clustersim.validation.explain import GapExplanation, explain_gap
 from clustersim.validation.explain_causes import CandidateCause
+from clustersim.validation.explain_measurement import MeasuredMfu, parse_measurement, parse_step_time
 
 CONFIG: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
@@ -443,6 +444,38 @@ def test_invalid_times_are_rejected(text: str) -> None:
 def test_times_have_units_with_or_without_a_space() -> None:
     assert parse_step_time("4.2s") == parse_step_time("4.2 s") == 4.2
     assert parse_step_time("850ms") == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize("text", ["38%", " 38 % ", "38% MFU", "38 %MFU", "0.38 mfu"])
+def test_mfu_is_told_from_a_time(text: str) -> None:
+    assert parse_measurement(text) == MeasuredMfu(0.38)
+    assert parse_measurement("850ms") == parse_step_time("850ms")
+
+
+@pytest.mark.parametrize("text", ["0%", "-3%", "100%", "380 %", "nan%", "1e999 MFU", "38 MFU", "MFU", "%", "so% MFU"])
+def test_impossible_mfus_are_rejected(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not an MFU .* above 0% and below 100%"):
+        parse_measurement(text)
+
+
+@pytest.mark.parametrize("sequence", [2048, 65536], ids=["attention counts in full", "causal attention counts"])
+def test_mfu_is_the_step_time_that_has_it(sequence: int) -> None:
+    plan = scenario(f"training.sequence={sequence}", "training.microbatch=1")
+    result = simulate(plan)
+    shown = 0.8 * result.leading_mfu.value
+    explanation = explain_gap(plan, MeasuredMfu(shown), continuous=(), discrete=(), outside=False)
+    assert explanation.measured == pytest.approx(result.step_time / 0.8)
+    assert explanation.mfu_of(explanation.measured) == pytest.approx(shown)
+    causal = result.leading_mfu.is_causal
+    assert causal is (sequence > 2048)
+    read_as, other = ("causal attention", "as a full matrix") if causal else ("as a full matrix", "causal attention")
+    before, after = explanation.conversion.split(";")
+    assert read_as in before
+    assert other in after
+    assert explanation.to_json()["conversion"] == explanation.conversion
+    in_seconds = explain_gap(plan, explanation.measured, continuous=(), discrete=(), outside=False)
+    assert in_seconds.conversion == ""
+    assert in_seconds.verdict == explanation.verdict
 
 
 @pytest.mark.parametrize("times", [1e-4, 1e4])

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from clustersim.scenario import Scenario
-from clustersim.validation.explain import GapExplanation, explain_gap, parse_step_time
+from clustersim.validation.explain import GapExplanation, explain_gap
+from clustersim.validation.explain_measurement import parse_step_time
 
 _REPORTS: Final[dict[str, dict[str, Any]]] = yaml.safe_load(
     Path(__file__).with_name("slow_steps.yaml").read_text(encoding="utf-8")
