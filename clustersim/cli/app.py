@@ -251,6 +251,9 @@ def diff(
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Simulate which changes of B help, and print the best.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     _code: AllowCode = False,
     _limit: Limit = None,
@@ -259,7 +262,7 @@ def diff(
     from clustersim.cli.diff import show_difference
     from clustersim.cli.outputs import Outputs
 
-    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-", what_if=what_if)
     _exit_with_status(fits=show_difference(first, second, overrides or [], outputs))
 
 
@@ -333,6 +336,9 @@ def search(
         str | None, typer.Option(metavar="FILE", help="Write the layouts found as JSON; - is stdout.")
     ] = None,
     html: Html = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Simulate which changes of the best layout help, and print the best.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the layout to take; no progress.")] = False,
     _code: AllowCode = False,
     limit: Limit = None,
@@ -356,7 +362,7 @@ def search(
         quiet,
         limit,
     )
-    outputs = Outputs(json=json, html=html, table=json != "-")
+    outputs = Outputs(json=json, html=html, table=json != "-", what_if=what_if)
     complete = search_layouts(file, overrides or [], options, outputs)
     raise typer.Exit(0 if complete or limit is not None else EXIT_INTERRUPTED)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from clustersim.cli.diff_profile import show_profile_difference
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import show_activity
+from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
 from clustersim.common.plugins import code_permission
@@ -24,6 +25,7 @@ from clustersim.scenario.config.scenario import ScenarioConfig
 if TYPE_CHECKING:
     from clustersim.report.result_difference import ResultDifference
     from clustersim.results.simulation_result import SimulationResult
+    from clustersim.results.what_if import WhatIfReport
 
 STEP_TIME_TOLERANCE: Final = 1e-6  # relative difference between machines
 _PATH_HINT: Final = "paths in a result are looked for next to its file and in the working directory"
@@ -80,12 +82,13 @@ def show_difference(first: Path, second: Path | None, overrides: Sequence[str], 
     with show_activity("simulating"):
         results = [simulate(side.scenario) for side in (first_side, second_side)]
         difference = _compare_results(results, (first_side, second_side))
+        what_ifs = simulate_what_ifs(results[1], requested=outputs.what_if)
         if outputs.json is not None:
-            write_json(difference.to_json(), outputs.json)
+            write_json(difference.to_json() | what_ifs_to_json(what_ifs), outputs.json)
         if outputs.html is not None:
-            _write_page(difference, results, outputs.html)
+            _write_page(difference, results, what_ifs, outputs.html)
     if outputs.table:
-        _print_difference(difference)
+        _print_difference(difference, what_ifs)
         for path in outputs.file_paths.values():
             announce_file(path)
     return results[1].fits_in_memory
@@ -138,15 +141,20 @@ def _compare_results(results: "Sequence[SimulationResult]", names: Sequence[Comp
     return compare_results(first, second, (names[0].title, names[1].title), tuple(notes))
 
 
-def _write_page(difference: "ResultDifference", results: "Sequence[SimulationResult]", path: str) -> None:
+def _write_page(
+    difference: "ResultDifference",
+    results: "Sequence[SimulationResult]",
+    what_ifs: "WhatIfReport | None",
+    path: str,
+) -> None:
     from clustersim.common.files import write_text_atomically
     from clustersim.report.result_difference_page import difference_page
 
-    write_text_atomically(path, difference_page(difference, results))
+    write_text_atomically(path, difference_page(difference, results, what_ifs))
 
 
-def _print_difference(difference: "ResultDifference") -> None:
+def _print_difference(difference: "ResultDifference", what_ifs: "WhatIfReport | None") -> None:
     from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.difference import render_difference
 
-    new_console().print(render_difference(difference))
+    new_console().print(render_difference(difference, what_ifs), crop=False)  # arguments are on one line, to be copied

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import show_activity
+from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds, format_seconds, format_step_time
 from clustersim.interop.device_names import device_matches
@@ -20,6 +21,7 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from clustersim.results.profile_difference import ProfileDifference
     from clustersim.results.simulation_result import SimulationResult
+    from clustersim.results.what_if import WhatIfReport
 
 
 def show_profile_difference(
@@ -47,13 +49,15 @@ def show_profile_difference(
     from clustersim.simulation import simulate
 
     with show_activity("simulating"):
-        difference = _compare_profiles(traces, simulate(scenario), title)
+        result = simulate(scenario)
+        difference = _compare_profiles(traces, result, title)
         if difference.step_times[0] <= 0.0:
             raise InputError(f"{measured}: its steps take no time, as none of their kernels does")
+        what_ifs = simulate_what_ifs(result, requested=outputs.what_if)
         if outputs.json is not None:
-            write_json(difference.to_json(), outputs.json)
+            write_json(difference.to_json() | what_ifs_to_json(what_ifs), outputs.json)
     if outputs.table:
-        _print_profile_difference(difference)
+        _print_profile_difference(difference, what_ifs)
         for path in outputs.file_paths.values():
             announce_file(path)
     return difference.fits_in_memory
@@ -126,8 +130,8 @@ def _comparison_notes(traces: ProfilerTraces, result: "SimulationResult", wait_s
         yield f"B does not fit in memory; its step of {format_step_time(result.step_time)} could not be run"
 
 
-def _print_profile_difference(difference: "ProfileDifference") -> None:
+def _print_profile_difference(difference: "ProfileDifference", what_ifs: "WhatIfReport | None") -> None:
     from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.profile import render_profile
 
-    new_console().print(render_profile(difference))
+    new_console().print(render_profile(difference, what_ifs), crop=False)  # arguments are on one line, to be copied

@@ -29,8 +29,8 @@ class TraceOptions:
 class Outputs:
     """Output names as typed.
 
-    json: a file or `-` for stdout; kineto: a directory; table: print a table; what_if: simulate what would help, as a
-    page always has it.
+    json: a file or `-` for stdout; kineto: a directory; table: print a table; what_if: simulate what would help, as
+    the page of a run always has it.
     """
 
     json: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import show_activity, simulation_progress
+from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
         result = simulate_with_spread(scenario, watch)
     with show_activity("writing results"):
         notes = _write_traces(result, outputs)
-        what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None
+        what_ifs = simulate_what_ifs(result, requested=outputs.what_if or outputs.html is not None)
         if outputs.json is not None:
-            write_json(result.to_json() | ({"what_ifs": what_ifs.to_json()} if what_ifs else {}), outputs.json)
+            write_json(result.to_json() | what_ifs_to_json(what_ifs), outputs.json)
         if outputs.html is not None:
             _write_page(result, what_ifs, outputs.html)
     if outputs.table:
@@ -103,12 +104,6 @@ def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[in
     span_count = count_spans(result, ranks)
     if span_count >= LARGE_SPAN_COUNT:
         print(f"writing about {span_count:,} spans to {path}", file=sys.stderr, flush=True)
-
-
-def _run_what_ifs(result: "SimulationResult") -> "WhatIfReport":
-    from clustersim.planning.what_if import run_what_ifs
-
-    return run_what_ifs(result)
 
 
 def _write_page(result: "SimulationResult", what_ifs: "WhatIfReport | None", path: str) -> None:

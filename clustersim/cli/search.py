@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from clustersim.cli.limit import report_cut
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import track_progress
+from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
 from clustersim.common.units import parse_share
@@ -18,7 +19,12 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from clustersim.planning.layouts import SearchSpace
     from clustersim.results.search_result import LayoutResult, SearchResult
+    from clustersim.results.what_if import WhatIfReport
 
+_Stage = tuple[str, int, int | None]
+"""A stage of a search: its label, items done and their number."""
+
+_WHAT_IF_LABEL: Final = "simulating what helps"
 _MAX_SERIAL_LAYOUTS: Final = 64  # layouts up to which starting worker processes does not pay off
 
 
@@ -42,18 +48,39 @@ class SearchOptions:
 
 
 def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions, outputs: Outputs) -> bool:
-    """Search, print and write the result; return whether the whole space was searched."""
+    """Search, print and write the result; return whether the whole space was searched, and all that was asked for."""
+    scenario = Scenario.load(file, overrides)
+    outputs.check_writable((file, *scenario.files))
+    stage: list[_Stage] = [("weighing layouts", 0, None)]
+    result = replace(_search(scenario, options, stage), base_overrides=tuple(overrides))
+    what_ifs, complete = None, result.complete
+    if outputs.what_if and complete:
+        stage[0] = _WHAT_IF_LABEL, 0, None
+        what_ifs = _simulate_what_ifs(scenario, result, shown=not options.quiet)
+        complete = what_ifs is not None
+    if not complete and options.limit is not None:
+        report_cut(options.limit, stage[0])
+    if outputs.json is not None:
+        write_json(result.to_json() | what_ifs_to_json(what_ifs), outputs.json)
+    if outputs.html is not None:
+        _write_page(result, what_ifs, file, outputs.html)
+    if outputs.table:
+        _print_result(result, what_ifs, file, options)
+        for path in () if options.quiet else outputs.file_paths.values():
+            announce_file(path)
+    return complete
+
+
+def _search(scenario: Scenario, options: SearchOptions, stage: list[_Stage]) -> "SearchResult":
+    """Search with progress. stage: its item is kept up to date."""
     from clustersim.planning.layouts import LayoutSearch
     from clustersim.planning.layouts.executors import open_executor
     from clustersim.planning.layouts.objective import parse_objective
 
-    scenario = Scenario.load(file, overrides)
-    outputs.check_writable((file, *scenario.files))
     objective, headroom = parse_objective(options.objective), parse_headroom(options.headroom)
     space = search_space(scenario, options)
     store = None if options.resume is None else Path(options.resume)
     workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else os.cpu_count() or 1)
-    stage: list[tuple[str, int, int | None]] = [("weighing layouts", 0, None)]
     with (
         open_executor(options.executor, workers) as (executor, worker_count),
         track_progress("weighing layouts", shown=not options.quiet) as report_progress,
@@ -67,19 +94,19 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
             report_progress(f"{stage_label}{best_text}", done, total)
 
         search = LayoutSearch(space, options.top, objective, worker_count, store, executor, headroom=headroom)
-        raw_result = search.run(progress)
-    if not raw_result.complete and options.limit is not None:
-        report_cut(options.limit, stage[0])
-    result = replace(raw_result, base_overrides=tuple(overrides))
-    if outputs.json is not None:
-        write_json(result.to_json(), outputs.json)
-    if outputs.html is not None:
-        _write_page(result, file, outputs.html)
-    if outputs.table:
-        _print_result(result, file, options)
-        for path in () if options.quiet else outputs.file_paths.values():
-            announce_file(path)
-    return result.complete
+        return search.run(progress)
+
+
+def _simulate_what_ifs(scenario: Scenario, result: "SearchResult", *, shown: bool) -> "WhatIfReport | None":
+    """What helps the recommended layout; None where Ctrl-C or the limit ends it: the layouts are reported without."""
+    from clustersim.simulation import simulate
+
+    try:
+        with track_progress(_WHAT_IF_LABEL, shown=shown):
+            recommended = simulate(scenario.with_overrides(*result.recommended.overrides))
+            return simulate_what_ifs(recommended, requested=True)
+    except KeyboardInterrupt:
+        return None
 
 
 def search_space(scenario: Scenario, options: SearchOptions) -> "SearchSpace":
@@ -149,18 +176,20 @@ def _parse_gpu_counts(text: str) -> list[int]:
     return gpu_counts
 
 
-def _write_page(result: "SearchResult", file: Path, path: str) -> None:
+def _write_page(result: "SearchResult", what_ifs: "WhatIfReport | None", file: Path, path: str) -> None:
     from clustersim.common.files import write_text_atomically
     from clustersim.report.search_page import search_page
 
-    write_text_atomically(path, search_page(result, file))
+    write_text_atomically(path, search_page(result, file, what_ifs))
 
 
-def _print_result(result: "SearchResult", file: Path, options: SearchOptions) -> None:
+def _print_result(result: "SearchResult", what_ifs: "WhatIfReport | None", file: Path, options: SearchOptions) -> None:
+    from rich.console import Group
     from rich.text import Text
 
     from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.search import render_choice, render_search, run_command
+    from clustersim.report.terminal.what_helps import what_helps_lines
 
     console, resumable = new_console(), options.resume is not None
     render = render_choice if options.quiet else render_search
@@ -168,4 +197,4 @@ def _print_result(result: "SearchResult", file: Path, options: SearchOptions) ->
     if result.simulated:
         console.print(Text(f"to run it: {run_command(result, result.recommended, file)}", style="cyan"), soft_wrap=True)
         if not options.quiet:
-            console.print(Text("with --what-if it tries what else helps: what a search does not vary", style="dim"))
+            console.print(Group(*what_helps_lines(what_ifs, "the best layout")), crop=False)

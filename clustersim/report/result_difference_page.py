@@ -19,6 +19,7 @@ from clustersim.report.figure import Figure, axis_layout, bar_marker, narrow_lab
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.legend_markup import category_markup
 from clustersim.report.panels.difference_bars import category_change_figure
+from clustersim.report.panels.what_if import what_if_panel
 from clustersim.report.result_difference import ResultDifference
 from clustersim.report.result_timeline import build_timeline
 from clustersim.report.row_selection import bar_chart_height, sample_rows, select_ranks
@@ -28,10 +29,13 @@ from clustersim.report.timeline_data import PipelineTimeline
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
+    from clustersim.results.what_if import WhatIfReport
 
 
-def difference_page(difference: ResultDifference, results: "Sequence[SimulationResult]") -> str:
-    """The page as HTML."""
+def difference_page(
+    difference: ResultDifference, results: "Sequence[SimulationResult]", what_ifs: "WhatIfReport | None" = None
+) -> str:
+    """The page as HTML. what_ifs: simulated changes of B."""
     waterfall = difference_waterfall(difference) if difference.changed_categories else None
     stages = stages_figure(difference) if waterfall and len(difference.row_labels) > 1 else None
     timelines = list(_aligned_timelines([build_timeline(result, select_ranks(result)) for result in results]))
@@ -45,7 +49,8 @@ def difference_page(difference: ResultDifference, results: "Sequence[SimulationR
         labels=labels,
         part_name=category_markup,
     )
-    return html_document(f"{difference.titles[0]} and {difference.titles[1]}", [panel], scripts=("difference",))
+    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "What if B were changed")]
+    return html_document(f"{difference.titles[0]} and {difference.titles[1]}", panels, scripts=("difference",))
 
 
 def difference_waterfall(difference: ResultDifference) -> Figure:

@@ -28,12 +28,14 @@ from clustersim.report.figure import SURFACE, Figure, Traces, axis_layout, time_
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.labels import format_mfu
 from clustersim.report.panels.difference_bars import category_change_figure
+from clustersim.report.panels.what_if import what_if_panel
 from clustersim.report.row_selection import group_by, narrow_height
 from clustersim.report.terminal import search as labels
 from clustersim.report.terminal.search import format_pair, layout_label, shown_keys, simplify_value
 from clustersim.report.theme import SERIES_COLOURS
 from clustersim.results.search_result import BoundedLayout, LayoutResult, SearchResult
 from clustersim.results.time_categories import TIME_CATEGORIES
+from clustersim.results.what_if import WhatIfReport
 
 _KEY_ORDER: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
@@ -48,8 +50,8 @@ _NARROW_VALUE_MARGIN: Final = 0.16
 _NARROW_VALUE_LETTERS: Final = 11
 
 
-def search_page(result: SearchResult, file: Path) -> str:
-    """The page as HTML."""
+def search_page(result: SearchResult, file: Path, what_ifs: WhatIfReport | None = None) -> str:
+    """The page as HTML. what_ifs: simulated changes of the recommended layout."""
     rivals = {"the next": result.runner_up, "the file's own layout": result.first_guess} if result.simulated else {}
     named_rivals = {name: other for name, other in rivals.items() if other is not None}
     figures = {
@@ -59,7 +61,8 @@ def search_page(result: SearchResult, file: Path) -> str:
     panel = render_panel(
         "search.html", labels=labels, mfu_words=format_mfu, result=result, file=file, others=named_rivals, **figures
     )
-    return html_document(f"Best layouts of {file.name}", [panel])
+    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "What if the best layout were changed")]
+    return html_document(f"Best layouts of {file.name}", panels)
 
 
 def _figures(result: SearchResult) -> dict[str, Figure | None]:

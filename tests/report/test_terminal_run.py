@@ -9,7 +9,8 @@ from rich.console import Console
 from clustersim.common.units import format_seconds, format_step_time
 from clustersim.report.panels.verdict import verdict_panel
 from clustersim.report.step_breakdown import StepBreakdown
-from clustersim.report.terminal.run import breakdown_table, what_helps_lines
+from clustersim.report.terminal.run import breakdown_table
+from clustersim.report.terminal.what_helps import what_helps_lines
 from clustersim.results.time_categories import TIME_CATEGORIES
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario.changes.step_losses import StepLoss

@@ -21,10 +21,12 @@ _MIN_CHANGE: Final = 5e-5  # relative to the step: smaller changes are shown as 
 _MARGIN, _NARROW_MARGIN = 0.25, 0.9  # relative to the longest bar, for its label
 
 
-def what_if_panel(what_ifs: WhatIfReport) -> Panel:
+def what_if_panel(what_ifs: WhatIfReport, title: str = "What if") -> Panel:
     """Panel of the changes; without a figure if no change could be simulated."""
     figure = what_if_figure(what_ifs) if what_ifs.simulated else None
-    return render_panel("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup, fits_surely=fits_surely)
+    return render_panel(
+        "what_if.html", figure=figure, what_ifs=what_ifs, title=title, keys=legend_markup, fits_surely=fits_surely
+    )
 
 
 def what_if_figure(what_ifs: WhatIfReport) -> Figure:

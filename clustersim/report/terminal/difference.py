@@ -9,6 +9,7 @@ from clustersim.common.units import format_step_time
 from clustersim.report.result_difference import ResultDifference, format_input, headline, number_rows
 from clustersim.report.row_selection import sample_rows
 from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.terminal.what_helps import what_helps_lines
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.time_categories import TIME_CATEGORIES
 
@@ -17,14 +18,15 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clustersim.report.terminal.table import Cell
+    from clustersim.results.what_if import WhatIfReport
 
 MAX_CATEGORIES: Final = 3  # category columns of the stage table
 MAX_STAGES: Final = 16
 _RESULT_NAMES: Final = ("A", "B")
 
 
-def render_difference(difference: ResultDifference) -> "Group":
-    """Rich renderable: coloured on a terminal, plain elsewhere."""
+def render_difference(difference: ResultDifference, what_ifs: "WhatIfReport | None" = None) -> "Group":
+    """Rich renderable: coloured on a terminal, plain elsewhere. what_ifs: simulated changes of B."""
     from rich.console import Group
 
     inputs = [(change.key, format_input(change.first), format_input(change.second)) for change in difference.inputs]
@@ -48,6 +50,7 @@ def render_difference(difference: ResultDifference) -> "Group":
             plain_text(f"B - A by {difference.row_labels[0].rpartition(' ')[0]}"),
             _stage_table(difference),
         ]
+    renderables += [plain_text(""), *what_helps_lines(what_ifs, "B")]
     renderables += [plain_text(f"note: {note}", "yellow") for note in difference.notes]
     return Group(*renderables)
 

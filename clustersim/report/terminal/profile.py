@@ -7,6 +7,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds, format_bytes, format_seconds, format_step_time
 from clustersim.report.row_selection import sample_rows
 from clustersim.report.terminal.table import build_table, plain_text
+from clustersim.report.terminal.what_helps import what_helps_lines
 from clustersim.results.profile_difference import ProfileDifference
 from clustersim.results.profiled_step import GPU_SPAN_KINDS, STEP_CATEGORIES
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from clustersim.report.terminal.table import Cell
+    from clustersim.results.what_if import WhatIfReport
 
     TableRows = Iterator[Sequence[Cell]]
 
@@ -22,8 +24,8 @@ _MAX_STREAMS: Final = 6
 _MAX_RANKS: Final = 16
 
 
-def render_profile(difference: ProfileDifference) -> "Group":
-    """Rich renderable: coloured on a terminal, plain elsewhere."""
+def render_profile(difference: ProfileDifference, what_ifs: "WhatIfReport | None" = None) -> "Group":
+    """Rich renderable: coloured on a terminal, plain elsewhere. what_ifs: simulated changes of B."""
     from rich.console import Group
 
     renderables: list[RenderableType] = [
@@ -37,6 +39,7 @@ def render_profile(difference: ProfileDifference) -> "Group":
                 plain_text(title),
                 build_table(headers, table_rows, right_aligned=range(1, len(headers))),
             ]
+    renderables += [plain_text(""), *what_helps_lines(what_ifs, "B")]
     renderables += [plain_text(f"note: {note}", "yellow") for note in difference.notes]
     return Group(*renderables)
 

@@ -44,6 +44,7 @@ from clustersim.report.placement_labels import describe_placement
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text, warning_lines
+from clustersim.report.terminal.what_helps import what_helps_lines
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.site_traffic import site_traffic
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH: Final = 20  # characters of the longest bar: the table fits into 80 columns
 _MAX_STRAGGLERS: Final = 3
-_MAX_IMPROVEMENTS: Final = 3
 
 
 def render_run(result: "SimulationResult", what_ifs: "WhatIfReport | None" = None) -> "Group":
@@ -78,7 +78,7 @@ def render_run(result: "SimulationResult", what_ifs: "WhatIfReport | None" = Non
         plain_text(CRITICAL_PATH_NOTE, "dim"),
         plain_text(""),
         *(_straggler_lines(result) if has_straggler_content(result) else ()),
-        *(what_helps_lines(what_ifs) if what_ifs else (plain_text("what helps: run it with --what-if", "dim"),)),
+        *what_helps_lines(what_ifs),
         *_note_lines(result),
     )
 
@@ -133,28 +133,6 @@ def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
     if limitation_count := len(result.model_limitations):
         effects = "1 effect is" if limitation_count == 1 else f"{limitation_count} effects are"
         yield plain_text(f"{effects} not modelled, see --json or the page", "dim")
-
-
-def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
-    """The best changes of settings, each with the arguments that make it; what was not tried."""
-    improvements = [(case.description, case, outcome) for case, outcome in what_ifs.improvements[:_MAX_IMPROVEMENTS]]
-    if what_ifs.combined is not None and what_ifs.combined.outcome is not None:
-        improvements.append(("together", what_ifs.combined, what_ifs.combined.outcome))
-    for label, case, outcome in improvements:
-        caution = ", other numerics: check convergence" if case.changes_numerics else ""
-        memory = f"{format_bytes(outcome.peak_memory)}, fits with {format_probability(outcome.fit_probability)}"
-        yield plain_text(f"helps: {outcome.slowdown_ratio:+.1%}  {label} ({memory}{caution})", "green")
-        arguments = plain_text(f"  {case.arguments}", "dim")  # on one line, to be copied
-        arguments.no_wrap, arguments.overflow = True, "ignore"
-        yield arguments
-    tried = len(what_ifs.tried_settings)
-    if not improvements:
-        yield plain_text(f"none of the {tried:,} changes of settings that were tried makes the step shorter and fits")
-    not_tried = [case.description for case in what_ifs.skipped if case.addresses]
-    if not_tried:
-        names = "; ".join(not_tried)
-        changes = "1 change" if tried == 1 else f"{tried} changes"
-        yield plain_text(f"{changes} of settings tried; not tried (reasons: --json or the page): {names}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
