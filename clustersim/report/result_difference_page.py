@@ -49,7 +49,7 @@ def difference_page(
         labels=labels,
         part_name=category_markup,
     )
-    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "What if B were changed")]
+    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "B")]
     return html_document(f"{difference.titles[0]} and {difference.titles[1]}", panels, scripts=("difference",))
 
 

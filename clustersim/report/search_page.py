@@ -61,7 +61,7 @@ def search_page(result: SearchResult, file: Path, what_ifs: WhatIfReport | None 
     panel = render_panel(
         "search.html", labels=labels, mfu_words=format_mfu, result=result, file=file, others=named_rivals, **figures
     )
-    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "What if the best layout were changed")]
+    panels = [panel] if what_ifs is None else [panel, what_if_panel(what_ifs, "the best layout")]
     return html_document(f"Best layouts of {file.name}", panels)
 
 

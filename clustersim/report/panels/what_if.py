@@ -21,11 +21,14 @@ _MIN_CHANGE: Final = 5e-5  # relative to the step: smaller changes are shown as 
 _MARGIN, _NARROW_MARGIN = 0.25, 0.9  # relative to the longest bar, for its label
 
 
-def what_if_panel(what_ifs: WhatIfReport, title: str = "What if") -> Panel:
-    """Panel of the changes; without a figure if no change could be simulated."""
+def what_if_panel(what_ifs: WhatIfReport, changed: str = "") -> Panel:
+    """Panel of the changes; without a figure if no change could be simulated.
+
+    changed: what they are changes of, where no verdict says what helps: the panel then begins with that.
+    """
     figure = what_if_figure(what_ifs) if what_ifs.simulated else None
     return render_panel(
-        "what_if.html", figure=figure, what_ifs=what_ifs, title=title, keys=legend_markup, fits_surely=fits_surely
+        "what_if.html", figure=figure, what_ifs=what_ifs, changed=changed, keys=legend_markup, fits_surely=fits_surely
     )
 
 
