@@ -34,6 +34,10 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 
 _SIMPLE_VALUES: Final = ("1", "1f1b", "none", "ddp", "even", "false")
+_LOCAL_TRAINING_ADVICE: Final = (
+    "`clustersim diloco --utilization 95%` chooses inner steps, fragments, overlap and format; a search finds the "
+    "layout of one replica, on the cluster of its site and without diloco"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class SearchSpace:
         impossible is set aside, if another is possible. batch_per_gpu: scale the global batch with the GPUs instead
         of keeping it.
         """
-        require_common_step(require_scenario(scenario))
+        require_common_step(require_scenario(scenario), _LOCAL_TRAINING_ADVICE)
         fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
         _require_valid_keys(fixed, varied)
         cluster_overrides = {name: _cluster_overrides(scenario, name) for name in clusters} or {"": []}
@@ -191,6 +195,8 @@ def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str
         raise InputError(f"{both} is fixed and varied; leave one of them out")
     for key in (given_key for given_key in (*fixed, *varied) if given_key.partition(".")[0] == "cluster"):
         raise InputError(f"{key}: clusters are no layouts; gpus and clusters name sizes and clusters to compare")
+    for key in (given_key for given_key in (*fixed, *varied) if given_key.partition(".")[0] == "diloco"):
+        raise InputError(f"{key}: is no key of a layout; {_LOCAL_TRAINING_ADVICE}")
 
 
 def _size_overrides(scenario: Scenario, size: int, cluster: str, *, batch_per_gpu: bool) -> Iterator[str]:
