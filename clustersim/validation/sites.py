@@ -1,10 +1,10 @@
 """Do replicas in several sites work as much of their time as published?
 
 A row is a run of local training (DiLoCo), or of data parallelism (one inner step a round), over links between sites:
-the percentage of a round in which replicas compute. Measured rows state how long their exchange took; rows that others
-have simulated state the bandwidth with which their simulator reaches that percentage, on a grid whose steps are 21 %
-apart. Rows of decoupled replicas state how fast each is, or how often its chips fail and how long it then stalls: the
-percentage of the time that GPUs work.
+the percentage of a round in which replicas compute. Measured rows state how long their exchange took, or the bandwidth
+of their slowest link; rows that others have simulated state the bandwidth with which their simulator reaches that
+percentage, on a grid whose steps are 21 % apart. Rows of decoupled replicas state how fast each is, or how often its
+chips fail and how long it then stalls: the percentage of the time that GPUs work.
 """
 
 import math
@@ -120,9 +120,13 @@ def _goodput(case: ValidationCase) -> float:
 
 
 def _exchange_seconds(case: ValidationCase) -> Seconds:
-    """All layers at once: as measured, or parameters over the bandwidth (two replicas send what they hold once)."""
+    """All layers at once: as measured, or an all-reduce of the parameters over the bandwidth.
+
+    Each of n replicas (2 if left out) sends 2 (n - 1) / n times what it holds.
+    """
     if case.text("exchange_s"):
         return case.positive_float("exchange_s")
-    gbit = case.positive_float("gbit_per_s")
-    seconds = case.positive_float("parameters") * case.positive_float("bits") / (gbit * 1e9)
+    gbit, count = case.positive_float("gbit_per_s"), case.positive_int("replicas") if case.text("replicas") else 2
+    sent_bits = case.positive_float("parameters") * case.positive_float("bits") * 2 * (count - 1) / count
+    seconds = sent_bits / (gbit * 1e9)
     return seconds if math.isfinite(seconds) else 0.0
