@@ -141,10 +141,10 @@ def _name_strategy(raw_mapping: Mapping[str, Any], overrides: Sequence[str]) -> 
 
 
 def resolve_unchecked(
-    raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
+    raw_mapping: Mapping[str, Any], source: ScenarioSource, read_cache: ReadCache
 ) -> ResolvedScenario:
     """Resolve a scenario file's content, not checked for consistency; raises InputError for bad keys, values, names."""
-    return _resolve_config(_parse_config(raw_mapping, source), source, ReadCache(previous_reads))
+    return _resolve_config(_parse_config(raw_mapping, source), source, read_cache)
 
 
 def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:

@@ -12,7 +12,7 @@ from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.scenario.config.co_scheduled import CoScheduledJobConfig
 from clustersim.scenario.config.degradations import as_list
 from clustersim.scenario.config.scenario import ScenarioConfig
-from clustersim.scenario.file_cache import CachedRead
+from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.loaders import gpu_ids_to_ranges, inline_schedule
 from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.scenario.resolve import ScenarioSource, resolve_scenario, resolve_unchecked
@@ -150,14 +150,14 @@ class Scenario(ResolvedScenario):
         changed_mapping = apply_changes(apply_changes(self.raw_mapping, mapping or {}), keywords)
         return self._resolve(changed_mapping, ScenarioSource(self.name, self.path), self.cached_reads)
 
-    def resolve_unchecked(self, overrides: Iterable[str]) -> ResolvedScenario:
+    def resolve_unchecked(self, overrides: Iterable[str], read_cache: ReadCache | None = None) -> ResolvedScenario:
         """The resolved scenario with overrides, not checked for consistency.
 
-        Raises InputError for bad keys or values.
+        read_cache: shared by many variants, so that what overrides name (a size of the cluster) is read once; None:
+        what this scenario has read. Raises InputError for bad keys or values.
         """
-        return resolve_unchecked(
-            apply_overrides(self.raw_mapping, overrides), ScenarioSource(self.name, self.path), self.cached_reads
-        )
+        mapping, source = apply_overrides(self.raw_mapping, overrides), ScenarioSource(self.name, self.path)
+        return resolve_unchecked(mapping, source, read_cache or ReadCache(self.cached_reads))
 
 
 def _inline_files(raw_mapping: Mapping[str, Any], resolved: ResolvedScenario) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import yaml
 
+from clustersim.common.errors import InputError
 from clustersim.planning.layouts import SearchSpace
+from clustersim.planning.layouts.derived_scenarios import DerivedScenarios
 from clustersim.report.panels.site_map import site_link_rows, site_panels, site_rows
 from clustersim.scenario import Scenario
 
@@ -47,6 +50,18 @@ def test_pipelines_or_replicas_cross_sites_and_states_are_sharded_in_each(tmp_pa
     assert {order for pp, order, _ in found if pp == "1"} == {pipelines}  # nothing to order
     shards = {(pp, data) for pp, _, data in found if "shard" in data and data.startswith("{zero")}
     assert shards == {("1", "{zero: {stage: 1, shard: 4}}"), ("2", "{zero: {stage: 1, shard: 2}}")}
+
+
+def test_a_search_of_local_training_says_what_chooses_its_settings(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"diloco: .*no common step.*diloco --utilization 95%.*one replica"):
+        SearchSpace.from_scenario(scenario(tmp_path).changed({"diloco": {"inner_steps": 100}}))
+
+
+def test_layouts_of_one_size_share_what_they_read(tmp_path: Path) -> None:
+    derived = DerivedScenarios(scenario(tmp_path))
+    strategies = ("layout.data=ddp", "layout.data=zero1")
+    first, second = (derived.resolve(("cluster.gpus=64", strategy)) for strategy in strategies)
+    assert first.cluster.machine is second.cluster.machine
 
 
 def test_the_map_lists_sites_and_links(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from clustersim.common.errors import InputError
 from clustersim.planning.layouts.config_keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
 from clustersim.planning.layouts.executors import PackedScenario
 from clustersim.scenario import Scenario
+from clustersim.scenario.file_cache import ReadCache
 from clustersim.scenario.loaders import bidirectional_degrees
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -28,14 +29,15 @@ class DerivedScenarios:
     """Resolved scenarios of a scenario's layouts."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+        self._scenario, self._read_cache = scenario, ReadCache(scenario.cached_reads)
         self._resolved_cache: dict[tuple[str, ...], ResolvedScenario] = {}
 
     def resolve(self, overrides: tuple[str, ...]) -> ResolvedScenario:
         """Resolve with overrides as in `--set`; raise InputError with the first message if the layout is illegal."""
         integer_overrides, other_overrides = _split_overrides(overrides)
         if other_overrides not in self._resolved_cache:
-            self._resolved_cache[other_overrides] = self._with_shared_objects(_resolve(self._scenario, overrides))
+            resolved = _resolve(self._scenario, overrides, self._read_cache)
+            self._resolved_cache[other_overrides] = self._with_shared_objects(resolved)
         resolved = _with_numbers(self._resolved_cache[other_overrides], integer_overrides)
         violations = find_problems(resolved)
         if violations:
@@ -53,9 +55,9 @@ class DerivedScenarios:
         return replace(resolved, **shared)
 
 
-def _resolve(scenario: Scenario, overrides: tuple[str, ...]) -> ResolvedScenario:
+def _resolve(scenario: Scenario, overrides: tuple[str, ...], read_cache: ReadCache) -> ResolvedScenario:
     try:
-        return scenario.resolve_unchecked(overrides)
+        return scenario.resolve_unchecked(overrides, read_cache)
     except InputError as error:
         lines = str(error).splitlines()  # a count and a line for each, or one after the file name
         message = lines[1] if len(lines) > 1 else lines[0].partition(": ")[2]
