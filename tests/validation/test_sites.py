@@ -41,7 +41,7 @@ def test_intellect_1_spends_the_published_fraction_in_its_all_reduce() -> None:
 
 
 def test_opendiloco_is_met_with_an_all_reduce_over_its_slowest_link() -> None:
-    """First prediction, unchanged: 2.0 points too high; each of four replicas sends 3/2 of its FP16 gradients."""
+    """First error: 3.6 points too high as two replicas, 2.0 as the four; each sends 3/2 of its FP16 gradients."""
     comparison = next(case for case in comparisons() if case.case_id == "opendiloco-four-workers")
     inner, exchange = 500 * 8.04, 1.5 * 1.1e9 * 16 / 127e6
     assert comparison.predicted == approx(100.0 * inner / (inner + exchange))
