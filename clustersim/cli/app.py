@@ -436,12 +436,17 @@ def explain(
     measured: Annotated[str, typer.Option(metavar="TIME|MFU", help="Measured step time, e.g. 4.2s, or MFU, e.g. 38%.")],
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Simulate which changes of the scenario help, and print the best.")
+    ] = False,
     _code: AllowCode = False,
 ) -> None:
     """Compare a measured step time, or MFU, with its prediction, and list single causes of the difference."""
     from clustersim.cli.explain import explain_step
+    from clustersim.cli.outputs import Outputs
 
-    explain_step(file, measured, overrides or [], json)
+    outputs = Outputs(json=json, table=json != "-", what_if=what_if)
+    explain_step(file, measured, overrides or [], outputs)
 
 
 @app.command()

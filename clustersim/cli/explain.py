@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from clustersim.cli.outputs import STDOUT, Outputs, write_json
+from clustersim.cli.outputs import Outputs, write_json
 from clustersim.cli.progress import show_activity
+from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_step_time
 from clustersim.scenario import Scenario
@@ -13,13 +14,14 @@ from clustersim.scenario import Scenario
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from clustersim.results.what_if import WhatIfReport
     from clustersim.validation.explain import GapExplanation
     from clustersim.validation.explain_causes import CandidateCause
 
 _RATIO_THRESHOLD: Final = 2.0  # shares of the gap from here on are printed as a ratio, not in percent
 
 
-def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str | None) -> None:
+def explain_step(file: Path, measured: str, overrides: Sequence[str], outputs: Outputs) -> None:
     """Simulate the scenario unchanged and with each possible cause, and print (or write) the explanation."""
     from clustersim.validation.explain import explain_gap
     from clustersim.validation.explain_measurement import parse_measurement
@@ -29,16 +31,17 @@ def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str 
     except InputError as error:
         raise InputError(f"--measured: {error}") from error
     scenario = Scenario.load(file, overrides)
-    Outputs(json=json).check_writable((file, *scenario.files))
+    outputs.check_writable((file, *scenario.files))
     with show_activity("simulating causes"):
         explanation = explain_gap(scenario, measurement)
-    if json is not None:
-        write_json(explanation.to_json(), json)
-    if json != STDOUT:
-        _print_explanation(explanation)
+        what_ifs = simulate_what_ifs(explanation.result, requested=outputs.what_if)
+    if outputs.json is not None:
+        write_json(explanation.to_json() | what_ifs_to_json(what_ifs), outputs.json)
+    if outputs.table:
+        _print_explanation(explanation, what_ifs)
 
 
-def _print_explanation(explanation: "GapExplanation") -> None:
+def _print_explanation(explanation: "GapExplanation", what_ifs: "WhatIfReport | None") -> None:
     from rich.console import Group
     from rich.text import Text
 
@@ -47,6 +50,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     from clustersim.report.step_breakdown import step_breakdown
     from clustersim.report.terminal.run import breakdown_table
     from clustersim.report.terminal.table import build_table, warning_lines
+    from clustersim.report.terminal.what_helps import what_helps_lines
 
     result = explanation.result
     expected, measured = map(explanation.mfu_of, (explanation.expected, explanation.measured))
@@ -65,8 +69,8 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     if any(cause.is_visible for cause in explanation.causes):
         lines += [Text(f"what would explain {_format_gap(explanation)}, each in isolation"), _cause_table(explanation)]
     lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
-    lines += warning_lines(result.scenario.warnings)
-    new_console().print(Group(*lines))
+    lines += [*what_helps_lines(what_ifs, "the scenario"), *warning_lines(result.scenario.warnings)]
+    new_console().print(Group(*lines), crop=False)  # arguments are on one line, to be copied
 
 
 def _format_gap(explanation: "GapExplanation") -> str:

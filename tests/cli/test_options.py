@@ -92,7 +92,7 @@ OPTIONS = {
     ],
     "import": ["PROGRAM", "FILE", "--set", "--define", "--cluster", "--gpus", "--out", "--output", "--help"],
     "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--allow-code", "--help"],
-    "explain": ["FILE", "--measured", "--set", "--json", "--allow-code", "--help"],
+    "explain": ["FILE", "--measured", "--set", "--json", "--what-if", "--allow-code", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",
         "--json",

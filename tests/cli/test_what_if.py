@@ -1,4 +1,4 @@
-"""`--what-if` of `diff` and `search`: the list that `run --what-if` has for the same scenario."""
+"""`--what-if` of `diff`, `explain` and `search`: the list that `run --what-if` has for the same scenario."""
 
 import json
 import re
@@ -66,6 +66,15 @@ def test_diff_of_a_trace_lists_what_helps_its_scenario(clustersim: CommandRunner
     assert json.loads((tmp_path / "diff.json").read_text())["what_ifs"] == json.loads(alone.stdout)["what_ifs"]
     assert "\nwhat helps B\n" in done.stdout
     assert what_helps(done.stdout)
+
+
+def test_explain_lists_what_helps_its_scenario(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
+    alone = clustersim("run", plan, "--what-if", "--json", "run.json")
+    done = clustersim("explain", plan, "--measured", "9s", "--what-if", "--json", "explain.json")
+    expected, explanation = (json.loads((tmp_path / name).read_text()) for name in ("run.json", "explain.json"))
+    assert explanation["what_ifs"] == expected["what_ifs"]
+    assert what_helps(done.stdout) == what_helps(alone.stdout) != []
+    assert HINT not in done.stdout
 
 
 def test_search_lists_what_helps_the_best_layout(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
