@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_TORCH_2_5: Final = re.compile(r"\d{1,9}BW\d{1,9}")
 _ALPHABET: Final = "0-9A-Z_(); "
 _COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _BOM: Final = "\ufeff"  # byte order mark that spreadsheets write
@@ -51,6 +52,11 @@ def parse_action(text: str) -> Action:
     Action(stage=2, kind=<ActionKind.BACKWARD: 'B'>, microbatch=1)
     """
     match = _ACTION.fullmatch(text.strip())
+    if match is None and _TORCH_2_5.fullmatch(text.strip()):
+        raise InputError(
+            f"{format_value(text)} is PyTorch 2.5's notation; since 2.6 a full backward is B, not BW, and the one of "
+            "inputs I, not B"
+        )
     if match is None:
         raise InputError(
             f"{format_value(text)} is not an action; write stage, F, B, I or W, and microbatch, such as '0F0'"

@@ -79,6 +79,11 @@ def test_invalid_actions_are_reported_with_their_position(text: str) -> None:
         parse_order(f"0F0\n0F1,,{text}\n", "mine.csv")
 
 
+def test_the_notation_of_torch_2_5_is_named() -> None:
+    with pytest.raises(InputError, match=r"^mine.csv, row 1, cell 2: '0BW0' is PyTorch 2.5's notation; .* B, not BW"):
+        parse_order("0F0,0BW0\n", "mine.csv")
+
+
 def test_the_text_form_of_one_rank() -> None:
     order = ((Action(0, ActionKind.FORWARD, 0), Action(0, ActionKind.BACKWARD, 0)),)
     assert format_order(order) == "0F0,0B0\n"
