@@ -243,7 +243,7 @@ def _import_arguments(
     if trainings.is_table:
         others = sum(1 for name in parsed.arguments if name not in parsed.queried and not is_irrelevant_flag(name))
         remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
-        return ImportResult(mapping, (), (*parsed.assumptions, remark))
+        return ImportResult(mapping, (), (*parsed.assumptions, *([remark] if others else [])))
     absent = parsed.absent_arguments
     ignored = tuple(flag for flag in parsed.ignored_flags if flag.split()[0].lstrip("-") not in trainings.defaulted)
     return ImportResult(mapping, ignored, (*parsed.assumptions, *absent, *trainings.notes))
@@ -536,7 +536,10 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
     older = [parsed.has(name) for name in ("fp8-hybrid", "fp8-e4m3")]  # flags of 2022 and 2023
     is_fp8 = bool(parsed.text("fp8-format") or parsed.text("fp8")) or any(older)
     recipe = parsed.choice("fp8-recipe", RECIPE_BY_FLAG, "delayed")
-    base_format = "fp16" if parsed.has("fp16") else "bf16" if parsed.has("bf16") else "fp32"
+    is_fp16, is_bf16 = parsed.has("fp16"), parsed.has("bf16")
+    if is_fp16 and is_bf16:
+        raise parsed.error("fp16", "contradicts --bf16; leave one out")
+    base_format = "fp16" if is_fp16 else "bf16" if is_bf16 else "fp32"
     compute = recipe if is_fp8 else base_format
     compute = "nvfp4" if parsed.text("fp4-format") or parsed.text("fp4") else compute
     reduces_in_fp32 = parsed.has("accumulate-allreduce-grads-in-fp32")

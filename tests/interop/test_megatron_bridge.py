@@ -58,6 +58,7 @@ def _import(content: dict[str, Any], prefix: str = "") -> ImportResult:
 @pytest.mark.parametrize("prefix", ["", "0: ", "[rank0]: "])
 def test_a_printout_is_the_flags(prefix: str) -> None:
     assert _import(PRINTED, prefix).mapping == import_megatron(FLAGS, "run").mapping
+    assert not any(sentence.startswith("0 ") for sentence in _import(PRINTED, prefix).assumptions)
 
 
 def test_the_precision_of_its_own_section_counts() -> None:

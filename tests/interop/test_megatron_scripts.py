@@ -267,6 +267,7 @@ def test_fused_losses(implementation: str, loss: str) -> None:
         ("--fp8-format e5m2", "'e5m2' is not known"),
         ("--cross-entropy-fusion-impl liger", "'liger' is not known"),
         ("--position-embedding-type ropee", "did you mean rope?"),
+        ("--fp16 --bf16", "--fp16: contradicts --bf16"),
     ],
 )
 def test_misspelt_values_of_known_flags_are_errors(arguments: str, message: str) -> None:
