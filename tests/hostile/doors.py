@@ -38,6 +38,19 @@ seq_len = 8192
 [parallelism]
 tensor_parallel_degree = 8
 """
+NEOX: Final = {
+    "num_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "seq_length": 1024, "max_position_embeddings": 1024,
+    "model_parallel_size": 2, "pipe_parallel_size": 2, "train_micro_batch_size_per_gpu": 4, "norm": "layernorm",
+    "pos_emb": "rotary", "precision": "bfloat16", "zero_optimization": {"stage": 1}, "gradient_accumulation_steps": 8,
+}  # fmt: skip
+TRAINING_ARGUMENTS: Final = {
+    "model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 2, "max_seq_length": 4096,
+    "gradient_accumulation_steps": 4, "bf16": True, "gradient_checkpointing": True, "output_dir": "out",
+}  # fmt: skip
+SLURM_TREE: Final = """SwitchName=leaf0 Nodes=node[000-015]
+SwitchName=leaf1 Nodes=node[016-031]
+SwitchName=spine Switches=leaf[0-1]
+"""
 HF_CONFIG: Final = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "rms_norm_eps": 1e-5,
     "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 32000, "tie_word_embeddings": False,
@@ -187,6 +200,11 @@ def all_doors() -> Mapping[str, Door]:
         ),
         "script": Door("train.sh", MEGATRON_SCRIPT, ("import", "auto", "{file}")),
         "job": Door("job.toml", TORCHTITAN_JOB, ("import", "auto", "{file}", "--gpus", "16")),
+        "neox": Door("neox.yml", json.dumps(NEOX), ("import", "auto", "{file}", "--gpus", "16"), form="json"),
+        "training-arguments": Door(
+            "run.json", json.dumps(TRAINING_ARGUMENTS), ("import", "auto", "{file}", "--gpus", "8"), form="json"
+        ),
+        "slurm": Door("topology.conf", SLURM_TREE, ("import", "auto", "{file}")),
         "nccl-text": Door("run.txt", (NCCL_FOLDER / "v2.19_h200.txt").read_text(), nccl),
         "nccl-json": Door("run.json", (NCCL_FOLDER / "alltoall_v2.19_h200.json").read_text(), nccl, form="json"),
         **validate,
