@@ -90,6 +90,11 @@ def read_job(text: str, source: str, context: ImportContext) -> JobContent:
         sections = parse_toml(text)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
+    return _by_names_of_today(sections, source)
+
+
+def _by_names_of_today(sections: Mapping[str, Any], source: str) -> JobContent:
+    """A job, whose keys have their names in v0.2.2 where it is of an earlier release."""
     if not is_older_job(sections):
         return JobContent(sections)
     remark = (
@@ -113,7 +118,7 @@ def _read_log(text: str, source: str) -> JobContent:
     if "model_spec" in content:
         return replace(_since_2026(_as_section(content), source, None), unknown_keys=UnknownKeys.PASSED_OVER)
     sections = {name: value for name, value in content.items() if isinstance(value, dict)}
-    return JobContent(sections, UnknownKeys.PASSED_OVER)
+    return replace(_by_names_of_today(sections, source), unknown_keys=UnknownKeys.PASSED_OVER)
 
 
 def _literal(dump: str) -> Any:

@@ -79,6 +79,19 @@ def test_a_log_is_the_job_of_toml(lines: str, is_literal: bool) -> None:
     assert detect_program(log, "train.log") == "torchtitan"
 
 
+def test_a_log_of_an_earlier_release_has_the_names_of_that() -> None:
+    """As releases before August 2025 print all keys, those of formats that are off, too."""
+    older: dict[str, Any] = tomllib.loads(TOML)
+    older["training"] |= {"batch_size": older["training"].pop("local_batch_size"), "warmup_steps": 200}
+    older["training"]["compile"] = older.pop("compile")["enable"]
+    older["experimental"] = {"context_parallel_degree": 1, "pipeline_parallel_split_points": []}
+    older["float8"] = {"enable_fsdp_float8_all_gather": False, "recipe_name": None}
+    result = _import(f"[titan] - root - INFO - Running with args: {older}", "train.log")
+    assert result.mapping == _import(TOML, "job.toml").mapping
+    assert result.mapping["framework"]["torch_compile"] is True
+    assert any("earlier torchtitan" in sentence for sentence in result.assumptions)
+
+
 def test_tokens_of_august_2026_are_sequences() -> None:
     text = PYTHON.replace(
         "local_batch_size=BATCH, seq_len=4 * 2048",
