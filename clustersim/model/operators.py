@@ -246,6 +246,23 @@ class Operator:
         return bool(self.input_gradient or self.weight_gradient)
 
 
+def join_operators(operators: Sequence[Operator], like: Operator) -> Operator:
+    """Linear operators of one input or one after the other as a single one, in all else as one of them (`like`)."""
+    return replace(
+        like,
+        linear=None,
+        forward=tuple(kernel for operator in operators for kernel in operator.forward),
+        input_gradient=tuple(kernel for operator in operators for kernel in operator.input_gradient),
+        weight_gradient=tuple(kernel for operator in operators for kernel in operator.weight_gradient),
+        parameter_count=sum(operator.parameter_count for operator in operators),
+        saved_bytes=sum(operator.saved_bytes for operator in operators),
+        deferred_wgrad_bytes=sum(operator.deferred_wgrad_bytes for operator in operators),
+        wgrad_input_bytes=sum(operator.wgrad_input_bytes for operator in operators),
+        cached_cast_elements=sum(operator.cached_cast_elements for operator in operators),
+        matrices=tuple(matrix for operator in operators for matrix in operator.matrices),
+    )
+
+
 def assign_module(operators: Iterable[Operator], module: RecomputeModule, input_bytes: Bytes = 0.0) -> list[Operator]:
     """Assign operators to a module. input_bytes: bytes of the module's inputs that the first of them saves."""
     sizes = chain((input_bytes,), repeat(0.0))

@@ -21,7 +21,14 @@ from clustersim.model.kernels import Kernel, ScanRoutine, ScanShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
 from clustersim.model.mixers.blocks import MixerShard, output_projection
-from clustersim.model.operators import Operator, ParallelRegion, TpCollective, TpCollectives, TpCombine
+from clustersim.model.operators import (
+    Operator,
+    ParallelRegion,
+    TpCollective,
+    TpCollectives,
+    TpCombine,
+    join_operators,
+)
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext, linear_operator
 
@@ -143,18 +150,9 @@ def _low_rank(rank: RankContext, name: str, size: int, outputs: int) -> Operator
     second = linear_operator(rank, linear, rank.saved_input_bytes(tokens * size))
     summed = (TpCollective(TpCombine.SUM, float(tokens * size * rank.dtype.bytes), "gradient"),)
     return replace(
-        second,
+        join_operators((first, second), second),
         name=name,
-        linear=None,
-        forward=first.forward + second.forward,
         input_gradient=second.input_gradient + first.input_gradient,
-        weight_gradient=second.weight_gradient + first.weight_gradient,
-        parameter_count=first.parameter_count + second.parameter_count,
-        saved_bytes=first.saved_bytes + second.saved_bytes,
-        deferred_wgrad_bytes=first.deferred_wgrad_bytes + second.deferred_wgrad_bytes,
-        wgrad_input_bytes=first.wgrad_input_bytes + second.wgrad_input_bytes,
-        cached_cast_elements=first.cached_cast_elements + second.cached_cast_elements,
-        matrices=first.matrices + second.matrices,
         tp_collectives=TpCollectives(after_input_gradient=summed if rank.shard.tp > 1 else ()),
     )
 

@@ -7,7 +7,6 @@ Only the first use counts the block's parameters (later ones say how many they u
 so gradients are complete there. Gradients of the other uses are added to, also where there is one microbatch.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from clustersim.model import memory_bound
@@ -22,6 +21,7 @@ from clustersim.model.operators import (
     TpCollectives,
     TpCombine,
     assign_module,
+    join_operators,
 )
 from clustersim.model.overheads import Accumulation
 from clustersim.model.recompute_modules import RecomputeModule
@@ -106,8 +106,9 @@ def _adapters(rank: RankContext, name: str, inputs: int, block: SharedBlock) -> 
         for width in widths
     ]
     rank_bytes = float(tokens * block.adapter_rank * rank.dtype.bytes)
-    a = _join(linear_operator(rank, linear, 0.0) for linear in first)
-    b = _join(linear_operator(rank, linear, rank_bytes) for linear in second)
+    first_operators = [linear_operator(rank, linear, 0.0) for linear in first]
+    second_operators = [linear_operator(rank, linear, rank_bytes) for linear in second]
+    a, b = (join_operators(operators, operators[0]) for operators in (first_operators, second_operators))
     spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fuses(FusedKernel.RESIDUAL))
     sums = (spec.forward_kernel(f"{name}.adapter_sum", rank.dtype, spec.shape_for(tokens, w // tp)) for w in widths)
     gradient = memory_bound.GRADIENT_SUM
@@ -121,26 +122,6 @@ def _adapters(rank: RankContext, name: str, inputs: int, block: SharedBlock) -> 
             tp_collectives=TpCollectives(after_input_gradient=(summed,) if tp > 1 else ()),
         ),
     ]
-
-
-def _join(operators: Iterable[Operator]) -> Operator:
-    """Equal kinds of matrices as one operator."""
-    first, *others = operators
-    joined = first
-    for other in others:
-        joined = replace(
-            joined,
-            forward=joined.forward + other.forward,
-            input_gradient=joined.input_gradient + other.input_gradient,
-            weight_gradient=joined.weight_gradient + other.weight_gradient,
-            parameter_count=joined.parameter_count + other.parameter_count,
-            saved_bytes=joined.saved_bytes + other.saved_bytes,
-            deferred_wgrad_bytes=joined.deferred_wgrad_bytes + other.deferred_wgrad_bytes,
-            wgrad_input_bytes=joined.wgrad_input_bytes + other.wgrad_input_bytes,
-            cached_cast_elements=joined.cached_cast_elements + other.cached_cast_elements,
-            matrices=joined.matrices + other.matrices,
-        )
-    return replace(joined, linear=None)
 
 
 def _output_operator(rank: RankContext) -> Operator:
