@@ -238,10 +238,8 @@ def _gradient_lifetimes(order: PassOrder) -> Iterator[tuple[int, int, int]]:
     """Each stage, with the indices of the first and of the last pass that produces its weight gradients."""
     first, last = np.empty((2, len(order.pass_types)), dtype=np.int64)  # pass of each type
     passes = np.arange(len(order.type_indices))
-    first[order.type_indices[::-1]], last[order.type_indices] = (
-        passes[::-1],
-        passes,
-    )  # of equal ones numpy keeps the last
+    first[order.type_indices[::-1]] = passes[::-1]  # of equal indices numpy keeps the last
+    last[order.type_indices] = passes
     types_by_stage: dict[int, list[int]] = {}
     for index, (*_, (stage, kind)) in enumerate(order.pass_types):
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
