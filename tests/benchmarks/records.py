@@ -6,7 +6,8 @@
 In every round a step of `examples/tiny_cpu.yaml` is profiled and timed without a profiler, then steps with another
 depth, microbatch and sequence are timed, by the same processes (`tests.benchmarks.profiled_steps`); medians over
 rounds are printed. Of a fake process group its record predicts the steps of as many real processes, and records of two
-processes those of four, timed last. Errors mean little with other load: each process needs a core of its own.
+processes those of four, timed last. Errors mean little with other load: each process needs a core of its own, and
+layouts of more processes than cores are not timed.
 """
 
 import argparse
@@ -48,7 +49,8 @@ class Case:
 
     def overrides(self, others: Sequence[str] = ()) -> list[str]:
         """Of the scenario, with other changes."""
-        return [f"cluster.gpus={self.ranks}", "training.global_batch=8", *self.changes, *others]
+        machine = [f"cluster.node.gpus={self.ranks}", f"cluster.gpus={self.ranks}"]
+        return [*machine, "training.global_batch=8", *self.changes, *others]
 
     def scaled_to(self, ranks: int) -> "Case":
         """The same with real processes, of which there are as many; only data parallelism takes more."""
@@ -117,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (all)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is profiled and timed (3)")
-    options = parser.parse_args()
+    options, cores = parser.parse_args(), len(os.sched_getaffinity(0))
     for name in options.cases or CASES:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
@@ -127,6 +129,9 @@ def main() -> None:
                 print_errors(name, errors(case, made, seconds))
             if case.ranks > 1 and any("dp=" in change for change in case.changes):
                 larger = case.scaled_to(2 if case.backend == FAKE_BACKEND else 4)
+                if larger.ranks > cores:
+                    print(f"{name} -> {larger.ranks}: not timed, this machine has {cores} cores", flush=True)
+                    continue
                 timed = run_case(larger, Path(folder) / "larger", options.rounds)
                 print_errors(f"{name} -> {larger.ranks}", errors(larger, made, timed))
 
