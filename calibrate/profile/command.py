@@ -117,8 +117,8 @@ def _print_memory(memory: MemoryComparison) -> None:
     print(f"  modelled: {modelled}")
     for origin, size in memory.peak.origins[:_LISTED]:
         print(f"  {format_bytes(size)} {origin}")
-    if not memory.peak.has_history:
-        print("note: the snapshot has no history, so that its end is taken for the peak", file=sys.stderr)
+    if memory.peak.doubt:
+        print(f"note: {memory.peak.doubt}; record_memory_history(max_entries=...) keeps more", file=sys.stderr)
 
 
 def _steps_text(anchor: ProfileAnchor, record: CalibrationRecord) -> str:

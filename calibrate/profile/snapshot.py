@@ -31,6 +31,7 @@ _LIBRARY: Final = re.compile(
 )
 _AUTOGRAD_NODE: Final = re.compile(r"autograd::(?:\w+::)*(\w+)::apply\(")
 _OPERATOR: Final = re.compile(r"at::_ops::(\w+)::")
+_ROUND_COUNT: Final = 10_000  # of events, as people choose `max_entries`
 _UNKNOWN_ORIGIN: Final = "before the history began"
 
 
@@ -39,13 +40,26 @@ class SnapshotPeak:
     """Memory of one device at the peak of allocated bytes.
 
     reserved: the most that was reserved; origins: bytes at the peak by the code that allocated them, most first;
-    has_history: whether the snapshot has any, else its end is taken for the peak.
+    event_count: of the history; without any, the snapshot's end is taken for the peak; begins_at_peak: nothing is
+    allocated in it before the peak.
     """
 
     allocated: Bytes
     reserved: Bytes
     origins: tuple[tuple[str, Bytes], ...]
-    has_history: bool
+    event_count: int
+    begins_at_peak: bool
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the real peak may be higher: the history keeps the last `max_entries` events, and may begin too late."""
+        if not self.event_count:
+            return "the snapshot has no history, so that its end is taken for the peak"
+        if self.begins_at_peak:
+            return "the history begins at its peak: a higher one may lie before"
+        if self.event_count % _ROUND_COUNT == 0:
+            return f"the history has just {self.event_count:,} events, as if cut off: a higher peak may lie before"
+        return None
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -123,7 +137,8 @@ def _peak(content: Mapping[str, Any]) -> SnapshotPeak:
         if allocated > peak:
             peak, at = allocated, index
         peak_reserved = max(peak_reserved, reserved)
-    return SnapshotPeak(peak, peak_reserved, _origins(live, history, at), bool(history))
+    begins_at_peak = all(event["action"] != "alloc" for event in history[:at])
+    return SnapshotPeak(peak, peak_reserved, _origins(live, history, at), len(history), begins_at_peak)
 
 
 def _busiest_device(segments: Sequence[Mapping[str, Any]]) -> int:

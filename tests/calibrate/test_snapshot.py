@@ -56,7 +56,7 @@ def test_the_peak_is_found_by_going_back(tmp_path: Path, form: str) -> None:
     data = json.dumps(snapshot()).encode() if form == "json" else pickle.dumps(snapshot())
     file.write_bytes(gzip.compress(data) if form == "gzip" else data)
     peak = read_snapshot(file)
-    assert (peak.allocated, peak.reserved, peak.has_history) == (6 * MIB, 8 * MIB, True)
+    assert (peak.allocated, peak.reserved, peak.doubt) == (6 * MIB, 8 * MIB, None)
     assert dict(peak.origins) == {"model.py:7 forward": 5 * MIB, "before the history began": MIB}
 
 
@@ -90,7 +90,25 @@ def test_a_snapshot_without_history_has_its_end(tmp_path: Path) -> None:
     file = tmp_path / "memory.pickle"
     file.write_bytes(pickle.dumps(snapshot() | {"device_traces": [[]]}))
     peak = read_snapshot(file)
-    assert (peak.allocated, peak.has_history) == (MIB, False)
+    assert peak.allocated == MIB
+    assert peak.doubt is not None and "no history" in peak.doubt
+
+
+@pytest.mark.parametrize(
+    ("events", "doubt"),
+    [
+        ([event("free_requested", 5000, 5 * MIB), event("alloc", 6000, MIB)], "begins at its peak"),
+        ([event("alloc", 5000, MIB), event("free_requested", 5000, MIB)] * 10_000, "20,000 events"),
+        ([event("alloc", 5000, MIB), event("free_requested", 5000, MIB)], None),
+    ],
+)
+def test_a_history_that_may_begin_too_late_is_said(
+    tmp_path: Path, events: list[dict[str, Any]], doubt: str | None
+) -> None:
+    file = tmp_path / "memory.pickle"
+    file.write_bytes(pickle.dumps(snapshot() | {"device_traces": [events]}))
+    found = read_snapshot(file).doubt
+    assert found is None if doubt is None else found is not None and doubt in found
 
 
 class RunsOnLoad:
