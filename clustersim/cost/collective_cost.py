@@ -16,7 +16,7 @@ from clustersim.collectives.library import AlgorithmVariant, Library
 from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
 from clustersim.common.arrays import IntArray
-from clustersim.common.cached_method import cached_method
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes
 from clustersim.cost.timing import Bottleneck, CommTiming, LinkDemand, Provenance
@@ -52,20 +52,11 @@ class CollectiveCost:
         self._routed_tuner = cached_tuner(fabric, library.for_routed_tokens())
         self._orbits = {} if orbits is None else orbits.groups
         self._groups = groups
-        self._dispatch_tuners: dict[tuple[TokenRouting, int], Tuner] = {}
         self._variant_costs: dict[CommKey, VariantCosts] = {}
-        self._timing_cache: dict[tuple[CommKey, Bytes], CommTiming] = {}
-        self._demand_cache: dict[tuple[CommKey, Bytes], LinkDemand] = {}
-        self._link_load_cache: dict[tuple[CommKey, tuple[str, ...], bytes], GroupLinkLoads] = {}
 
+    @cached_by(lambda _, comm_op: (comm_key(comm_op), comm_op.payload))
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one collective in all groups of its communicator at once."""
-        key = comm_key(comm_op), comm_op.payload
-        if key not in self._timing_cache:
-            self._timing_cache[key] = self._comm_timing(comm_op)
-        return self._timing_cache[key]
-
-    def _comm_timing(self, comm_op: CommOp) -> CommTiming:
         groups = self._members(comm_op.comm_group)
         if groups.shape[1] < 2 or not len(groups):
             return CommTiming(np.zeros(len(groups)), Provenance.ROOFLINE, Bottleneck.LATENCY, "none", "gpu")
@@ -82,14 +73,9 @@ class CollectiveCost:
             tier=self._tier(comm_op.comm_group, selection.slowest_group),
         )
 
+    @cached_by(lambda _, comm_op: (comm_key(comm_op), comm_op.payload))
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
         """Load of a collective on shared links, group by group of its communicator, for the selected variant."""
-        key = comm_key(comm_op), comm_op.payload
-        if key not in self._demand_cache:
-            self._demand_cache[key] = self._evaluate_demand(comm_op)
-        return self._demand_cache[key]
-
-    def _evaluate_demand(self, comm_op: CommOp) -> LinkDemand:
         seconds, groups, payload = (
             self.time_comm_op(comm_op).seconds,
             self._members(comm_op.comm_group),
@@ -107,20 +93,22 @@ class CollectiveCost:
         loads = self._selected_link_loads(comm_op, selection.variants, variant_index)
         return _demand_of_selection(selection, loads, payload) if len(loads.load_matrix.group_index) else unshared
 
+    @cached_by(
+        lambda _, comm_op, variants, variant_index: (
+            comm_key(comm_op),
+            tuple(variant.name for variant in variants),
+            variant_index.tobytes(),
+        )
+    )
     def _selected_link_loads(
         self, comm_op: CommOp, variants: Sequence[AlgorithmVariant], variant_index: IntArray
     ) -> GroupLinkLoads:
         """Link loads of the variants that the groups select; no load where `variant_index` is negative."""
-        key = (comm_key(comm_op), tuple(variant.name for variant in variants), variant_index.tobytes())
-        if key not in self._link_load_cache:
-            members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
-            used_indices = np.unique(variant_index[variant_index >= 0]).tolist()
-            orbits = self._orbits.get(comm_op.comm_group)
-            loads_by_variant = {
-                n: tuner.link_loads(comm_op.collective, members, variants[n], orbits) for n in used_indices
-            }
-            self._link_load_cache[key] = select_by_variant(loads_by_variant, variant_index)
-        return self._link_load_cache[key]
+        members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
+        used_indices = np.unique(variant_index[variant_index >= 0]).tolist()
+        orbits = self._orbits.get(comm_op.comm_group)
+        loads_by_variant = {n: tuner.link_loads(comm_op.collective, members, variants[n], orbits) for n in used_indices}
+        return select_by_variant(loads_by_variant, variant_index)
 
     @cached_method
     def _tier(self, comm_group: str, group: int) -> str:
@@ -147,15 +135,13 @@ class CollectiveCost:
         _, _, routing, is_routed_all_to_all = comm_key(comm_op)
         if routing is None:
             return self._routed_tuner if is_routed_all_to_all else self._tuner
-        ranks = self._members(comm_op.comm_group).shape[1]
-        if (routing, ranks) not in self._dispatch_tuners:
-            dispatch_library = (
-                load_dispatcher(routing.dispatcher)
-                .with_sm_count(routing.sm_count)
-                .with_token_bytes(routing.token_bytes, ranks)
-            )
-            self._dispatch_tuners[routing, ranks] = cached_tuner(self._tuner.fabric, dispatch_library, routing)
-        return self._dispatch_tuners[routing, ranks]
+        return self._dispatch_tuner(routing, self._members(comm_op.comm_group).shape[1])
+
+    @cached_method
+    def _dispatch_tuner(self, routing: TokenRouting, ranks: int) -> Tuner:
+        dispatcher = load_dispatcher(routing.dispatcher).with_sm_count(routing.sm_count)
+        dispatch_library = dispatcher.with_token_bytes(routing.token_bytes, ranks)
+        return cached_tuner(self._tuner.fabric, dispatch_library, routing)
 
     def _members(self, comm_group: str) -> IntArray:
         if comm_group not in self._groups:

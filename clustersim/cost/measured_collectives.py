@@ -20,7 +20,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.cached_method import cached_method
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, TimeStatistics, reduction_dtype
@@ -33,7 +33,10 @@ from clustersim.program.task import CollectiveType, CommOp
 
 RECORDED_ALGORITHM: Final = "as recorded"
 _GroupShape = tuple[CollectiveType, int, int]  # collective, ranks and nodes of a group
-_CacheKey = tuple[CommKey, Bytes, DType | None]
+
+
+def _op_key(_model: object, comm_op: CommOp) -> tuple[CommKey, Bytes, DType | None]:
+    return comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype
 
 
 class FallbackCommModel(CommCost, LinkDemandCost, Protocol):
@@ -77,24 +80,10 @@ class MeasuredCollectives:
         self._model, self._groups, self._node_of_rank = model, groups, nodes
         self._origin = record.origin
         self._curves = _curves_by_shape(record)
-        self._timing_cache: dict[_CacheKey, CommTiming] = {}
-        self._demand_cache: dict[_CacheKey, LinkDemand] = {}
 
+    @cached_by(_op_key)
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one collective in all groups of its communicator at once."""
-        key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
-        if key not in self._timing_cache:
-            self._timing_cache[key] = self._comm_timing(comm_op)
-        return self._timing_cache[key]
-
-    def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """Load of one collective on shared links in each group of its communicator."""
-        key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
-        if key not in self._demand_cache:
-            self._demand_cache[key] = self._scaled_demand(comm_op)
-        return self._demand_cache[key]
-
-    def _comm_timing(self, comm_op: CommOp) -> CommTiming:
         modelled = self._model.time_comm_op(comm_op)
         coverage = self._coverage(comm_op)
         if not coverage.estimates:
@@ -115,7 +104,9 @@ class MeasuredCollectives:
             error=local_error(self._origin, estimate.error),
         )
 
-    def _scaled_demand(self, comm_op: CommOp) -> LinkDemand:
+    @cached_by(_op_key)
+    def link_demand(self, comm_op: CommOp) -> LinkDemand:
+        """Load of one collective on shared links in each group of its communicator."""
         demand, modelled = self._model.link_demand(comm_op), self._model.time_comm_op(comm_op).seconds
         seconds = self.time_comm_op(comm_op).seconds
         slowdown = np.divide(seconds, modelled, out=np.ones_like(seconds), where=modelled > 0.0)

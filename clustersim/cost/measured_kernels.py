@@ -21,7 +21,7 @@ measured or interpolated, and their errors, which are of other machines, are not
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -225,14 +225,16 @@ class _FamilySamples:
     log_sizes: FloatArray
     log_ratios: FloatArray
     layouts: Sequence[tuple[object, ...]]
-    _points_by_layout: dict[tuple[object, ...], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
     def encloses(self, features: KernelFeatures) -> bool:
         """Whether the samples of the same layout enclose a kernel (convex hull)."""
-        if features.layout not in self._points_by_layout:
-            same_layout = np.array([layout == features.layout for layout in self.layouts])
-            self._points_by_layout[features.layout] = self.log_sizes[same_layout]
-        return is_in_convex_hull(self._points_by_layout[features.layout], np.array(features.log_sizes))
+        return is_in_convex_hull(self._points_of(features.layout), np.array(features.log_sizes))
+
+    @cached_method
+    def _points_of(self, layout: tuple[object, ...]) -> FloatArray:
+        """[samples, sizes] of the samples of a layout."""
+        points: FloatArray = self.log_sizes[np.array([other == layout for other in self.layouts])]
+        return points
 
     def factor(self, features: KernelFeatures) -> float:
         """Interpolated ratio of measured to modelled seconds."""

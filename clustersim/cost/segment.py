@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.imbalanced_kernels import ImbalancedKernels
@@ -27,7 +28,7 @@ from clustersim.cost.interference import KERNEL_CLASSES, InterferenceTable, kern
 from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, KernelTiming, Provenance
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.program import Program
-from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, Segment, Stream
+from clustersim.program.task import CommOp, CommOverlap, Operation, Segment, Stream
 from clustersim.symmetry.labels import label_rows, pair_labels
 
 _ScalarOrArray = TypeVar("_ScalarOrArray", float, FloatArray)
@@ -170,12 +171,8 @@ class SegmentCost:
         self._load_classes = [
             np.unique(load_factors, return_inverse=True)[1].reshape(-1) for load_factors in program.expert_loads.factors
         ]
-        self._canonical: dict[Segment, Segment] = {}
         self._canonical_by_content: dict[tuple[bool, tuple[Operation, ...]], Segment] = {}
-        self._timing_classes: dict[Segment, IntArray] = {}
         self._timing_cache: dict[tuple[Segment, int], SegmentTiming] = {}
-        self._operation_cache: dict[tuple[int, Operation], _TimedOperation] = {}
-        self._kernel_cache: dict[tuple[int, Operation], _TimedOperation] = {}
         self._imbalanced_kernels = [ImbalancedKernels(kind.kernels) for kind in device_models.models]
         standalone_collectives = (
             comm_op.collective for rank_program in program.programs for comm_op in rank_program.task_comm_ops
@@ -186,32 +183,27 @@ class SegmentCost:
             dict.fromkeys(standalone_collectives),
             may_coincide=may_coincide,
         )
-        self._slowdown_cache: dict[tuple[Segment, int], FloatArray] = {}
-        self._comm_speed_cache: dict[tuple[int, Segment, CollectiveType], float] = {}
 
     def time_segment(self, rank: int, segment: Segment) -> SegmentTiming:
         """Timing of a segment on one rank."""
-        segment = self._canonical_segment(segment)
-        key = segment, int(self.timing_classes(segment)[rank])
+        key = self._timing_class(rank, segment)
         if key not in self._timing_cache:
-            self._time_segment(rank, segment)
+            self._time_segment(rank, key[0])
         return self._timing_cache[key]
 
+    def _timing_class(self, rank: int, segment: Segment) -> tuple[Segment, int]:
+        """Equal for ranks and segments with the same timing."""
+        segment = self._canonical_segment(segment)
+        return segment, int(self._classify_ranks(segment)[rank])
+
+    @cached_method
     def _canonical_segment(self, segment: Segment) -> Segment:
         """The first requested segment with the same operations, which is timed for all of them."""
-        cached = self._canonical.get(segment)
-        if cached is None:
-            content = segment.interleaved, segment.operations
-            cached = self._canonical[segment] = self._canonical_by_content.setdefault(content, segment)
-        return cached
+        return self._canonical_by_content.setdefault((segment.interleaved, segment.operations), segment)
 
     def timing_classes(self, segment: Segment) -> IntArray:
         """[ranks] class of each rank; ranks of one class share the segment's timing."""
-        segment = self._canonical_segment(segment)
-        cached = self._timing_classes.get(segment)
-        if cached is None:
-            cached = self._timing_classes[segment] = self._classify_ranks(segment)
-        return cached
+        return self._classify_ranks(self._canonical_segment(segment))
 
     @property
     def rank_features(self) -> IntArray:
@@ -222,6 +214,7 @@ class SegmentCost:
             else self.device_models.index_of_rank
         )
 
+    @cached_method
     def _classify_ranks(self, segment: Segment) -> IntArray:
         """Timing classes of the ranks for a segment: by device model, loads, and seconds of its collectives."""
         classes = self.device_models.index_of_rank
@@ -263,18 +256,13 @@ class SegmentCost:
         """Interference level of kernels while collectives of two streams are in flight; 0 means none."""
         return self._interference.combined_level(first, second)
 
+    @cached_by(_timing_class)
     def slowdown(self, rank: int, segment: Segment) -> FloatArray:
         """Slowdown of a segment's kernels on a rank at each level from 1 on: [levels - 1, operations] fractions.
 
         Fractions of `SegmentTiming.kernel_seconds`, whose launch stalls are not slowed: the host launches at its pace.
         """
-        segment = self._canonical_segment(segment)
-        key = segment, int(self.timing_classes(segment)[rank])
-        cached = self._slowdown_cache.get(key)
-        if cached is None:
-            running_share = self.time_segment(rank, segment).running_share
-            cached = self._slowdown_cache[key] = self._kernel_slowdown(rank, segment) * running_share
-        return cached
+        return self._kernel_slowdown(rank, segment) * self.time_segment(rank, segment).running_share
 
     def _kernel_slowdown(self, rank: int, segment: Segment) -> FloatArray:
         """Slowdown of a segment's kernels while they run: [levels - 1, operations] fractions."""
@@ -299,14 +287,9 @@ class SegmentCost:
             for kernel_class in KERNEL_CLASSES
         )
 
+    @cached_by(lambda self, rank, segment, comm_op: (self._timing_class(rank, segment), comm_op.collective))
     def comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
         """Speed of a collective while a rank runs this segment, relative to no overlap, averaged over the segment."""
-        key = int(self.timing_classes(segment)[rank]), segment, comm_op.collective
-        if key not in self._comm_speed_cache:
-            self._comm_speed_cache[key] = self._comm_speed(rank, segment, comm_op)
-        return self._comm_speed_cache[key]
-
-    def _comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
         timing, comm_slowdowns = self.time_segment(rank, segment), self._device_model(rank).interference.collectives
         kernels = timing.kernel_seconds * (1.0 + self.slowdown(rank, segment)[self.interference_level(comm_op) - 1])
         fixed = timing.fixed(timing.kernel_seconds)
@@ -354,20 +337,14 @@ class SegmentCost:
         ]
         return _RankSegment(timed_operations, segment.operation_index)
 
-    def _timed_operation(self, rank: int, model_index: int, operation: Operation) -> "_TimedOperation":
-        """Timing of a program's operation on a rank; ranks with one device model share that of a balanced kernel."""
+    def _operation_key(self, rank: int, model_index: int, operation: Operation) -> tuple[bool, int, Operation]:
+        """Equal for ranks that time an operation alike: those of one device model, where it is a balanced kernel."""
         depends_on_rank = operation.load_index is not None or not isinstance(operation.body, Kernel)
-        cache, key = (
-            (self._operation_cache, (rank, operation))
-            if depends_on_rank
-            else (self._kernel_cache, (model_index, operation))
-        )
-        cached = cache.get(key)
-        if cached is None:
-            cached = cache[key] = self._time_operation(rank, model_index, operation)
-        return cached
+        return depends_on_rank, rank if depends_on_rank else model_index, operation
 
-    def _time_operation(self, rank: int, model_index: int, operation: Operation) -> "_TimedOperation":
+    @cached_by(_operation_key)
+    def _timed_operation(self, rank: int, model_index: int, operation: Operation) -> "_TimedOperation":
+        """Timing of a program's operation on a rank."""
         match operation.body:
             case CommOp() as comm_op:
                 timing = self.comm_timing(rank, comm_op)

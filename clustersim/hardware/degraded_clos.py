@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.pickling import FieldPickling
 from clustersim.hardware.clos import ClosTopology
 from clustersim.hardware.direct_links import DirectLinks
@@ -189,9 +190,7 @@ class DegradedClos(FieldPickling):
 
         Unreached targets are searched under the next rule, finally with all nodes forwarding.
         """
-        if rule not in self._search_cache:
-            self._search_cache[rule] = RerouteSearch(self._search_graph, rule)
-        search = self._search_cache[rule]
+        search = self._reroute_search(rule)
         unreached = self._trace_routes(source, search, search.search_nearby(source, np.array(targets)), targets)
         if unreached and rule == UNRESTRICTED:
             unreached = self._trace_routes(
@@ -199,6 +198,10 @@ class DegradedClos(FieldPickling):
             )
         if unreached:
             self._search_routes(source, next_rule(rule), unreached)
+
+    @cached_method
+    def _reroute_search(self, rule: RoutingRule) -> RerouteSearch:
+        return RerouteSearch(self._search_graph, rule)
 
     def _trace_routes(self, source: int, search: RerouteSearch, labels: SearchLabels, targets: list[int]) -> list[int]:
         """Cache the routes to the targets that were reached; return the others."""
@@ -216,10 +219,6 @@ class DegradedClos(FieldPickling):
 
     @cached_property
     def _route_cache(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        return {}
-
-    @cached_property
-    def _search_cache(self) -> dict[RoutingRule, RerouteSearch]:
         return {}
 
     @cached_property

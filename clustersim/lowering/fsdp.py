@@ -19,6 +19,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from clustersim.common.cached_method import cached_by
 from clustersim.lowering.program_builder import ParameterCounts, RankProgramBuilder, StagePass
 from clustersim.lowering.task_list import shift_task_ids
 from clustersim.lowering.units import Unit, execution_order
@@ -41,19 +42,17 @@ class _LoweredPass(NamedTuple):
     awaited_reductions: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass
 class FsdpLowering:
     """Gathers, runs and reduces unit by unit.
 
     _unsharded_stages: stages whose units stay gathered; _awaited_reductions: reductions that the next unit
-    waits for; _copy_cache: copy-out operations by unit, shared by passes; _pass_cache: lowered passes by
-    everything that their tasks depend on except the microbatch.
+    waits for; _pass_cache: lowered passes by everything that their tasks depend on except the microbatch.
     """
 
     strategy: FullyShard
     _unsharded_stages: set[int] = field(default_factory=set)
     _awaited_reductions: tuple[int, ...] = ()
-    _copy_cache: dict[tuple[Unit, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
     _pass_cache: dict[Hashable, _LoweredPass] = field(default_factory=dict)
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
@@ -192,11 +191,9 @@ class FsdpLowering:
         if not self.strategy.copies:
             return ()
         work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        key = unit, work_type
-        if key not in self._copy_cache:
-            self._copy_cache[key] = self._copy_operation(builder, unit, work_type)
-        return self._copy_cache[key]
+        return self._copy_operation(builder, unit, work_type)
 
+    @cached_by(lambda _, _builder, unit, work_type: (unit, work_type))
     def _copy_operation(self, builder: RankProgramBuilder, unit: Unit, work_type: WorkType) -> tuple[Operation, ...]:
         dtype = builder.plan.training.recipe.activations
         sharded_counts = ((group, count) for group, count in _unit_parameters(builder, unit) if group.shard_count > 1)

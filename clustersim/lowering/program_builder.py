@@ -7,14 +7,14 @@ A pass of an `OverlappedPair` is split at MoE communication and interleaved with
 (`lowering.moe_overlap`).
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from clustersim.common.cached_method import cached_method
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Bytes
 from clustersim.lowering.moe_overlap import defer_weight_gradients, split_overlap_phases
 from clustersim.lowering.offload import HostTaskIssuer, split_at_host_copies
@@ -74,6 +74,11 @@ class StagePass(NamedTuple):
     input_operations: tuple[Operation, ...] = ()
 
 
+def _pass_key(_builder: "RankProgramBuilder", stage_pass: StagePass) -> tuple[int, ActionKind, bool]:
+    """Equal for passes with the same operations."""
+    return stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
+
+
 @dataclass
 class RankProgramBuilder:
     """State of lowering one rank.
@@ -102,15 +107,7 @@ class RankProgramBuilder:
         default_factory=dict
     )
     stage_outputs: dict[tuple[int, ActionKind], CommOp | None] = field(default_factory=dict)
-    _deferred_cache: dict[int, tuple[Operation, ...]] = field(default_factory=dict)
     _awaited_comm: tuple[int, ...] = ()
-    _phase_cache: dict[Hashable, list[PhaseSegments]] = field(default_factory=dict)
-    _pass_segment_cache: dict[tuple[int, ActionKind, bool], Segment] = field(default_factory=dict)
-    _unit_segment_cache: dict[tuple[int, ActionKind, bool], tuple[Segment, SegmentRepeats]] = field(
-        default_factory=dict
-    )
-    _gather_cache: dict[Hashable, tuple[tuple[CommOp, Bytes], ...]] = field(default_factory=dict)
-    _reduction_cache: dict[Hashable, tuple[Segment | None, tuple[CommOp, ...], Bytes]] = field(default_factory=dict)
 
     @cached_property
     def host_tasks(self) -> HostTaskIssuer:
@@ -158,12 +155,14 @@ class RankProgramBuilder:
             return self.add_compute(
                 stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
             )
-        key = stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
-        if key not in self._pass_segment_cache:
-            self._pass_segment_cache[key] = self._pass_segment(
-                stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
-            )
-        return self._add_segment(stage_pass, self._pass_segment_cache[key])
+        return self._add_segment(stage_pass, self._full_segment(stage_pass))
+
+    @cached_by(_pass_key)
+    def _full_segment(self, stage_pass: StagePass) -> Segment:
+        """The segment of an unsplit pass."""
+        return self._pass_segment(
+            stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
+        )
 
     def add_unit(self, stage_pass: StagePass, unit: Unit, copy_operations: tuple[Operation, ...] = ()) -> int:
         """Add one unit of a pass, after the copy-out of its gathered parameters; return its last compute task."""
@@ -176,10 +175,7 @@ class RankProgramBuilder:
 
     def add_units(self, stage_pass: StagePass) -> int:
         """Add an unsplit pass, one segment per unit; return its last compute task."""
-        key = stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
-        if key not in self._unit_segment_cache:
-            self._unit_segment_cache[key] = self._unit_segments(stage_pass)
-        first_segment, repeats = self._unit_segment_cache[key]
+        first_segment, repeats = self._unit_segments(stage_pass)
         task = self._add_segment(stage_pass, first_segment)
         for segment, count in repeats:
             task = self.last_compute = self.tasks.add_repeated(
@@ -187,6 +183,7 @@ class RankProgramBuilder:
             )
         return task
 
+    @cached_by(_pass_key)
     def _unit_segments(self, stage_pass: StagePass) -> tuple[Segment, SegmentRepeats]:
         """The segments of a pass's units: the first one, and the others run-length encoded."""
         kind, next_pass = stage_pass.action.kind, StagePass(stage_pass.stage, stage_pass.action, ())
@@ -204,10 +201,8 @@ class RankProgramBuilder:
             stage_pass.action,
             self.last_compute or 0,
         )
-        add_task, cache_key = self.tasks.add, (stage_pass.action.kind, bool(stage_pass.input_operations), key)
-        if cache_key not in self._phase_cache:
-            self._phase_cache[cache_key] = [*self._phase_segments(stage_pass, key, operations)]
-        for segment, comm_ops, deferred in self._phase_cache[cache_key]:
+        add_task = self.tasks.add
+        for segment, comm_ops, deferred in self._phase_segments(stage_pass, key, operations):
             if segment is not None:
                 last_task = self.last_compute = add_task(_COMPUTE_STREAM, ComputeTask(segment, depends_on, action))
                 depends_on = ()
@@ -221,10 +216,12 @@ class RankProgramBuilder:
         self._awaited_comm = depends_on if operations and operations[-1].moe_comm else ()
         return last_task
 
+    @cached_by(lambda _, stage_pass, key, _operations: (stage_pass.action.kind, bool(stage_pass.input_operations), key))
     def _phase_segments(
         self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]
-    ) -> Iterator[PhaseSegments]:
+    ) -> tuple[PhaseSegments, ...]:
         """Overlap phases of a slice of a pass; operations on received input precede the first phase's computation."""
+        phases: list[PhaseSegments] = []
         for index, phase in enumerate(split_overlap_phases(operations)):
             segment = deferred = None
             if phase.compute:
@@ -234,7 +231,8 @@ class RankProgramBuilder:
                 deferred = self._pass_segment(
                     StagePass(stage_pass.stage, stage_pass.action, ()), (key, "late", index), phase.deferred_wgrad
                 )
-            yield segment, phase.comm_ops, deferred
+            phases.append((segment, phase.comm_ops, deferred))
+        return tuple(phases)
 
     def pass_operations(self, stage_pass: StagePass) -> tuple[Operation, ...]:
         """All operations of a pass, with weight gradients deferred if configured."""
@@ -245,11 +243,12 @@ class RankProgramBuilder:
         )
         if not defers_wgrad:
             return self.units.stage_operations(stage_pass.stage, stage_pass.action.kind)
-        if stage_pass.stage.index not in self._deferred_cache:
-            self._deferred_cache[stage_pass.stage.index] = defer_weight_gradients(
-                self.units.stage_units(stage_pass.stage)
-            )
-        return self._deferred_cache[stage_pass.stage.index]
+        return self._deferred_operations(stage_pass.stage)
+
+    @cached_by(lambda _, stage: stage.index)
+    def _deferred_operations(self, stage: PipelineStage) -> tuple[Operation, ...]:
+        """Operations of a backward through a stage, with deferred weight gradients."""
+        return defer_weight_gradients(self.units.stage_units(stage))
 
     def _add_slice(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
         return self._add_segment(stage_pass, self._pass_segment(stage_pass, key, operations))
@@ -319,10 +318,7 @@ class RankProgramBuilder:
         them, too. Shards on the host are first copied to the device, in host format; secondary shards stay on the
         device.
         """
-        key = name, is_regather, *((group.name, parameters) for group, parameters in parameter_counts)
-        if key not in self._gather_cache:
-            self._gather_cache[key] = self._gather_comm_ops(name, parameter_counts, is_regather=is_regather)
-        gathers = self._gather_cache[key]
+        gathers = self._gather_comm_ops(name, parameter_counts, is_regather=is_regather)
         inputs = [
             (self.host_tasks.add_host_op(HostOpKind.H2D, "fetch parameters", h2d_bytes, depends_on),)
             if h2d_bytes
@@ -332,6 +328,13 @@ class RankProgramBuilder:
         pairs = zip(gathers, inputs, strict=True)
         return tuple(self.add_dp_collective(comm_op, inputs_ready) for (comm_op, _), inputs_ready in pairs)
 
+    @cached_by(
+        lambda _, name, parameter_counts, *, is_regather: (
+            name,
+            is_regather,
+            *((group.name, count) for group, count in parameter_counts),
+        )
+    )
     def _gather_comm_ops(
         self, name: str, parameter_counts: ParameterCounts, *, is_regather: bool
     ) -> tuple[tuple[CommOp, Bytes], ...]:
@@ -376,12 +379,9 @@ class RankProgramBuilder:
             return ()
         if group.dp_size == 1:
             return self._offload_unreduced(parameter_count * group.formats.gradients.bytes, depends_on)
-        key = name, group.name, parameter_count, across_replicas
-        if key not in self._reduction_cache:
-            self._reduction_cache[key] = self._reduction_comm_ops(
-                name, group, parameter_count, across_replicas=across_replicas
-            )
-        prepare_segment, comm_ops, offload_bytes = self._reduction_cache[key]
+        prepare_segment, comm_ops, offload_bytes = self._reduction_comm_ops(
+            name, group, parameter_count, across_replicas=across_replicas
+        )
         if prepare_segment is not None:
             depends_on = (self._add_standalone_segment(prepare_segment, depends_on),)
         last_tasks: tuple[int, ...] = ()
@@ -391,6 +391,9 @@ class RankProgramBuilder:
             last_tasks = (self.host_tasks.add_host_op(HostOpKind.D2H, "offload gradients", offload_bytes, last_tasks),)
         return last_tasks
 
+    @cached_by(
+        lambda _, name, group, parameter_count, *, across_replicas: (name, group.name, parameter_count, across_replicas)
+    )
     def _reduction_comm_ops(
         self, name: str, group: ParameterGroup, parameter_count: int, *, across_replicas: bool
     ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:

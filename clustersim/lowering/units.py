@@ -11,6 +11,7 @@ one pass after the other. Where backward is split, recomputation comes before th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from clustersim.common.cached_method import cached_by
 from clustersim.common.interning import Interner
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
@@ -77,40 +78,26 @@ class UnitBuilder:
     """Builds the units of a plan's stages; equal layers share a unit."""
 
     plan: Plan
-    _units_by_stage: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
     _specs: Interner[LayerSpec] = field(default_factory=Interner)
-    _layer_cache: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
-    _operation_cache: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
-    _stage_class_cache: dict[int, int] = field(default_factory=dict)
     _class_by_content: dict[tuple[LayerStack, tuple[bool, ...], tuple[int | None, ...]], int] = field(
         default_factory=dict
     )
 
-    def stage_units(self, stage: PipelineStage) -> tuple[Unit, ...]:
-        """Units of a stage in model order."""
-        if stage.index not in self._units_by_stage:
-            self._units_by_stage[stage.index] = self._build_stage(stage)
-        return self._units_by_stage[stage.index]
-
+    @cached_by(lambda _, stage: stage.index)
     def stage_class(self, stage: PipelineStage) -> int:
         """Index of the equivalence class of a stage: equal for stages with equal work."""
-        stage_class = self._stage_class_cache.get(stage.index)
-        if stage_class is None:
-            ends = stage.has_encoder, stage.has_embedding, stage.has_head
-            content = stage.stack, ends, self.plan.load_indices(stage)
-            stage_class = self._stage_class_cache[stage.index] = self._class_by_content.setdefault(
-                content, len(self._class_by_content)
-            )
-        return stage_class
+        ends = stage.has_encoder, stage.has_embedding, stage.has_head
+        content = stage.stack, ends, self.plan.load_indices(stage)
+        return self._class_by_content.setdefault(content, len(self._class_by_content))
 
+    @cached_by(lambda _, stage, kind: (stage.index, kind))
     def stage_operations(self, stage: PipelineStage, kind: ActionKind) -> tuple[Operation, ...]:
         """Operations of a pass through a full stage."""
-        operations = self._operation_cache.get((stage.index, kind))
-        if operations is None:
-            operations = self._operation_cache[stage.index, kind] = pass_operations(self.stage_units(stage), kind)
-        return operations
+        return pass_operations(self.stage_units(stage), kind)
 
-    def _build_stage(self, stage: PipelineStage) -> tuple[Unit, ...]:
+    @cached_by(lambda _, stage: stage.index)
+    def stage_units(self, stage: PipelineStage) -> tuple[Unit, ...]:
+        """Units of a stage in model order."""
         layer_runs = [run for run in self.plan.layer_runs(stage) for _ in range(run.layers.count)]
         layers = [
             self.layer_unit(*layer_run) for layer_run in zip(layer_runs, self.plan.load_indices(stage), strict=True)
@@ -130,15 +117,12 @@ class UnitBuilder:
             *head_units,
         )
 
+    def _layer_key(self, layer_run: StageLayers, load_index: int | None) -> tuple[int, bool, bool, int | None]:
+        return self._specs.index_of(layer_run.layers.spec), layer_run.recomputed, layer_run.offloaded, load_index
+
+    @cached_by(_layer_key)
     def layer_unit(self, layer_run: StageLayers, load_index: int | None) -> Unit:
         """The unit of one layer; load_index: index of its expert load factors."""
-        spec_index = self._specs.index_of(layer_run.layers.spec)
-        key = spec_index, layer_run.recomputed, layer_run.offloaded, load_index
-        if key not in self._layer_cache:
-            self._layer_cache[key] = self._build_layer(layer_run, load_index)
-        return self._layer_cache[key]
-
-    def _build_layer(self, layer_run: StageLayers, load_index: int | None) -> Unit:
         spec = layer_run.layers.spec
         layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
         recomputed = self._recomputed_operations(layer, sharding, recomputed=layer_run.recomputed)

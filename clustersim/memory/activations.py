@@ -22,9 +22,10 @@ Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from clustersim.common.cached_method import cached_by
 from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
@@ -86,18 +87,16 @@ class Activations:
     """Bytes of activations on one rank of a plan."""
 
     plan: Plan
-    _bytes_cache: dict[tuple[Hashable, ...], ActivationBytes] = field(
-        init=False, repr=False, compare=False, default_factory=dict
-    )
 
+    def _content_key(self, stage: PipelineStage, kind: ActionKind) -> tuple[Hashable, ...]:
+        ends = stage.has_encoder, stage.has_embedding, stage.has_head
+        return stage.stack, ends, self.plan.sent_activation_count(stage.index), kind
+
+    @cached_by(_content_key)
     def stage_bytes(self, stage: PipelineStage, kind: ActionKind) -> ActivationBytes:
         """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
-        ends = stage.has_encoder, stage.has_embedding, stage.has_head
-        key = stage.stack, ends, self.plan.sent_activation_count(stage.index), kind
-        if key not in self._bytes_cache:
-            sizes = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
-            self._bytes_cache[key] = self._with_encoder(stage, kind, sizes)
-        return self._bytes_cache[key]
+        sizes = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
+        return self._with_encoder(stage, kind, sizes)
 
     def _with_encoder(self, stage: PipelineStage, kind: ActionKind, sizes: ActivationBytes) -> ActivationBytes:
         """Bytes of a stage with those of the encoder that it runs, whose backward begins when its own has ended.

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.program.task import ComputeTask, Segment
@@ -38,14 +39,13 @@ def build_kernel_templates(
     return templates.to_kernel_templates(template_ids)
 
 
-@dataclass(slots=True)
+@dataclass
 class _TemplateBuilder:
     """Distinct templates and labels, by index in order of first use.
 
     tolerance: seconds by which equal times may differ; columns: label indices, gaps and durations of each
-    template; template_ids: index of each template by its key; label_ids: index of each label; label_cache:
-    label indices by segment and timing; unshared_operations: operations of individually evaluated runs so far;
-    omitted_spans: spans beyond the limit.
+    template; template_ids: index of each template by its key; label_ids: index of each label;
+    unshared_operations: operations of individually evaluated runs so far; omitted_spans: spans beyond the limit.
     """
 
     result: SimulationResult
@@ -54,7 +54,6 @@ class _TemplateBuilder:
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     template_ids: dict[object, int] = field(default_factory=dict)
     label_ids: dict[KernelLabel, int] = field(default_factory=dict)
-    label_cache: dict[tuple[Segment, SegmentTiming], IntArray] = field(default_factory=dict)
     unshared_operations: int = 0
     omitted_spans: int = 0
 
@@ -122,18 +121,16 @@ class _TemplateBuilder:
             self.columns.append((labels, gap, duration))
         return self.template_ids[key]
 
+    @cached_method
     def _label_ids(self, segment: Segment, timing: SegmentTiming) -> IntArray:
-        key = segment, timing
-        if key not in self.label_cache:
-            descriptions = (
-                describe_operation(operation, timing, index) for index, operation in enumerate(segment.operations)
-            )
-            label_ids = [
-                self.label_ids.setdefault(build_kernel_label(description), len(self.label_ids))
-                for description in descriptions
-            ]
-            self.label_cache[key] = np.array(label_ids, dtype=np.int64)
-        return self.label_cache[key]
+        descriptions = (
+            describe_operation(operation, timing, index) for index, operation in enumerate(segment.operations)
+        )
+        label_ids = [
+            self.label_ids.setdefault(build_kernel_label(description), len(self.label_ids))
+            for description in descriptions
+        ]
+        return np.array(label_ids, dtype=np.int64)
 
     def to_kernel_templates(self, template: IntArray) -> KernelTemplates:
         """All templates, concatenated."""

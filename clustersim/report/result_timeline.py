@@ -5,12 +5,13 @@ the cause of the send as its own.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from clustersim.common.arrays import IntArray
+from clustersim.common.cached_method import cached_by
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.model.kernels import Kernel
@@ -138,28 +139,30 @@ def _task_columns(result: SimulationResult, ranks: Sequence[int], texts: dict[st
     return columns
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _TaskLabeler:
     """Labels the tasks of one rank.
 
-    texts: index of each text; label_cache: name and detail indices by segment or comm op.
+    texts: index of each text.
     """
 
     result: SimulationResult
     rank: int
     texts: dict[str, int]
-    label_cache: dict[Segment | CommOp, tuple[int, int]] = field(default_factory=dict)
 
     def task_columns(self, task: Task) -> tuple[int, ...]:
         """Style, microbatch, chunk, bytes, name and detail of a task."""
         body = task.segment if isinstance(task, ComputeTask) else task.comm_op
         action, payload = action_of_task(task), 0 if isinstance(task, ComputeTask) else int(task.comm_op.payload)
         chunk = -1 if action is None else self.result.scenario.placement.chunk_index(action.stage)
-        if body not in self.label_cache:
-            name, detail = self._name_and_detail(task)
-            self.label_cache[body] = self._text_index(name), self._text_index(detail)
         style = CATEGORY_STYLES.index(style_of_task(task))
-        return style, -1 if action is None else action.microbatch, chunk, payload, *self.label_cache[body]
+        return style, -1 if action is None else action.microbatch, chunk, payload, *self._label_indices(body, task)
+
+    @cached_by(lambda _, body, _task: body)
+    def _label_indices(self, _body: Segment | CommOp, task: Task) -> tuple[int, int]:
+        """Indices of the name and detail of a task, equal for those of one segment or comm op."""
+        name, detail = self._name_and_detail(task)
+        return self._text_index(name), self._text_index(detail)
 
     def _text_index(self, text: str) -> int:
         return self.texts.setdefault(text, len(self.texts)) if text else -1

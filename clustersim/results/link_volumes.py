@@ -7,20 +7,19 @@ link that it passes, and once for every tier that it crosses, on however many li
 and down again).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from clustersim.collectives.library import Library
 from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.phase import Flows
 from clustersim.collectives.tuner import Selection, Tuner
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.cost.collective_cost import CollectiveCost, CommKey, comm_key
+from clustersim.common.cached_method import cached_by
+from clustersim.cost.collective_cost import CollectiveCost, comm_key
 from clustersim.hardware.topology import LINK_KINDS, Fabric
-from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
 
@@ -50,27 +49,22 @@ class VolumeModel(Protocol):
 class MeteredCollectiveCost(CollectiveCost):
     """Collective cost model that also reports link volumes (`VolumeModel`)."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        library: Library,
-        groups: Mapping[str, ProcessGroups],
-    ) -> None:
-        super().__init__(fabric, library, groups)
-        self._volume_cache: dict[tuple[CommKey, tuple[str, ...], bytes], LinkVolumes] = {}
-
     def link_volumes(self, comm_op: CommOp) -> LinkVolumes:
         """Link volumes of one collective in each of its groups, by the algorithms selected for the groups."""
         members = self._members(comm_op.comm_group)
         if members.shape[1] < 2 or not len(members):
             return _no_volumes(len(members))
         algorithms, algorithm_index = _used_algorithms(self._select_variant(comm_op))
-        key = comm_key(comm_op), algorithms, algorithm_index.tobytes()
-        if key not in self._volume_cache:
-            tuner = self._tuner_for(comm_op)
-            flows = _algorithm_flows(tuner, comm_op.collective, members, algorithms, algorithm_index)
-            self._volume_cache[key] = _count_volumes(flows, self._tuner.fabric, len(members))
-        return self._volume_cache[key]
+        return self._volumes_of(comm_op, algorithms, algorithm_index)
+
+    @cached_by(
+        lambda _, comm_op, algorithms, algorithm_index: (comm_key(comm_op), algorithms, algorithm_index.tobytes())
+    )
+    def _volumes_of(self, comm_op: CommOp, algorithms: tuple[str, ...], algorithm_index: IntArray) -> LinkVolumes:
+        """algorithm_index: [groups] the algorithm of each group."""
+        members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
+        flows = _algorithm_flows(tuner, comm_op.collective, members, algorithms, algorithm_index)
+        return _count_volumes(flows, self._tuner.fabric, len(members))
 
 
 def _no_volumes(group_count: int) -> LinkVolumes:

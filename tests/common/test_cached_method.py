@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from clustersim.common.cached_method import cached_method
+from clustersim.common.cached_method import cached_by, cached_method
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,21 @@ def test_no_reference_cycle_is_made() -> None:
     scaled.times(1)
     del scaled
     assert gc.collect() == 0
+
+
+@dataclass(frozen=True)
+class Absolute:
+    """A method whose results depend on the size of its argument alone."""
+
+    calls: list[int]
+
+    @cached_by(lambda _, value, *, scale: (abs(value), scale))
+    def scaled(self, value: int, *, scale: int) -> int:
+        self.calls.append(value)
+        return scale * abs(value)
+
+
+def test_calls_with_equal_keys_share_a_result() -> None:
+    absolute = Absolute([])
+    assert [absolute.scaled(value, scale=scale) for value, scale in ((3, 2), (-3, 2), (-3, 5))] == [6, 6, 15]
+    assert absolute.calls == [3, -3]

@@ -10,8 +10,8 @@ from clustersim import Scenario, simulate
 from clustersim.cost.collective_cost import CollectiveCost
 
 costed = []
-time_comm_op = CollectiveCost._comm_timing
-CollectiveCost._comm_timing = lambda self, comm_op: costed.append(repr(comm_op)) or time_comm_op(self, comm_op)
+time_comm_op = CollectiveCost.time_comm_op
+CollectiveCost.time_comm_op = lambda self, comm_op: costed.append(repr(comm_op)) or time_comm_op(self, comm_op)
 scenario = {
     "model": {"preset": "gpt3-1.3b", "layers": 4},
     "cluster": {"name": "dgx-h100", "gpus": 16},

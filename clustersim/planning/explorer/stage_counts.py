@@ -8,13 +8,14 @@ layer from that of stage ends.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
+from clustersim.common.cached_method import cached_method
 from clustersim.lowering.training_step import lower_step
 from clustersim.memory.activations import ActivationCounts, ActivationKind, Activations
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
@@ -97,7 +98,6 @@ class _StageCounts:
     """Count rows of the stages of an explorer space."""
 
     space: ExplorerSpace
-    sent_cache: dict[tuple[Any, ...], "SentRows"] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -259,11 +259,13 @@ class _StageCounts:
         small_model = full_model if is_only else resize_model(full_model, name="", **_SMALL_DIMENSIONS)
         if not is_only:
             (spec,) = small_model.distinct_specs
-        key = small_model, spec, mode, split, dispatcher
-        if key not in self.sent_cache:
-            one, two = (_SmallLayerPlan(self, *key, layers).rows_by_ends() for layers in (1, 2))
-            self.sent_cache[key] = _split_layer_and_ends(one, two, columns=self.columns)
-        return self.sent_cache[key]
+        return self._small_rows(small_model, spec, mode, split, dispatcher)
+
+    @cached_method
+    def _small_rows(self, *settings: Any) -> "SentRows":
+        """settings: the fields of `_SmallLayerPlan`, less its layers."""
+        one, two = (_SmallLayerPlan(self, *(*settings, layers)).rows_by_ends() for layers in (1, 2))
+        return _split_layer_and_ends(one, two, columns=self.columns)
 
 
 def _fully_recomputed_layers(recompute: str) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import LAYER_KINDS, ActivationKind, Activations
 from clustersim.memory.footprint import SHARDED_CATEGORIES, Footprint, MemoryCategory
@@ -94,8 +95,6 @@ class _ZeroEntries:
         self._storage_classes = space.first_equivalent_recipes(
             lambda recipe: (recipe.weight_formats, recipe.activations)
         )  # whatever its matmul formats are
-        self._flags_by_key: dict[_ZeroKey, dict[str, int]] = {}
-        self._passes: dict[tuple[int, int, bool, bool], tuple[RingPassRows, RingPassRows]] = {}
 
     def entry(self, **settings: Any) -> dict[str, Any]:
         """The entry of some settings, the fields of `_ZeroKey`."""
@@ -133,16 +132,15 @@ class _ZeroEntries:
     def _flags(self, key: _ZeroKey, plan: Plan) -> dict[str, int]:
         """Activation flags, which are those of two replicas where more hold no more."""
         replicas = key.replicas if plan.layout.is_hybrid_sharded else min(key.replicas, 2)
-        flag_key = replace(key, precision=self._storage_classes[key.precision], replicas=replicas)
-        if flag_key not in self._flags_by_key:
-            self._flags_by_key[flag_key] = _activation_flags(self._space, self._plan(flag_key))
-        return self._flags_by_key[flag_key]
+        return self._flags_of(replace(key, precision=self._storage_classes[key.precision], replicas=replicas))
 
+    @cached_method
+    def _flags_of(self, key: _ZeroKey) -> dict[str, int]:
+        return _activation_flags(self._space, self._plan(key))
+
+    @cached_by(lambda self, key, *, hybrid: (self._storage_classes[key.precision], key.zero, key.pipelined, hybrid))
     def _ring_passes(self, key: _ZeroKey, *, hybrid: bool) -> tuple[RingPassRows, RingPassRows]:
-        passes_key = (self._storage_classes[key.precision], key.zero, key.pipelined, hybrid)
-        if passes_key not in self._passes:
-            self._passes[passes_key] = _ring_passes(self._space, *passes_key)
-        return self._passes[passes_key]
+        return _ring_passes(self._space, self._storage_classes[key.precision], key.zero, key.pipelined, hybrid)
 
 
 def _sharding_facts(plan: Plan) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
+from clustersim.common.cached_method import cached_by
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts.config_keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
 from clustersim.planning.layouts.executors import PackedScenario
@@ -30,19 +31,20 @@ class DerivedScenarios:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._read_cache = scenario, ReadCache(scenario.cached_reads)
-        self._resolved_cache: dict[tuple[str, ...], ResolvedScenario] = {}
 
     def resolve(self, overrides: tuple[str, ...]) -> ResolvedScenario:
         """Resolve with overrides as in `--set`; raise InputError with the first message if the layout is illegal."""
-        integer_overrides, other_overrides = _split_overrides(overrides)
-        if other_overrides not in self._resolved_cache:
-            resolved = _resolve(self._scenario, overrides, self._read_cache)
-            self._resolved_cache[other_overrides] = self._with_shared_objects(resolved)
-        resolved = _with_numbers(self._resolved_cache[other_overrides], integer_overrides)
+        integer_overrides, _ = _split_overrides(overrides)
+        resolved = _with_numbers(self._resolved(overrides), integer_overrides)
         violations = find_problems(resolved)
         if violations:
             raise InputError(violations[0])
         return resolved
+
+    @cached_by(lambda _, overrides: _split_overrides(overrides)[1])
+    def _resolved(self, overrides: tuple[str, ...]) -> ResolvedScenario:
+        """One scenario of all overrides that differ in integers, which the caller replaces."""
+        return self._with_shared_objects(_resolve(self._scenario, overrides, self._read_cache))
 
     def _with_shared_objects(self, resolved: ResolvedScenario) -> ResolvedScenario:
         """Replace equal objects by the scenario's own, so that caches keyed by identity hit."""

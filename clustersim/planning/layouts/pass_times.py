@@ -24,6 +24,7 @@ import numpy as np
 
 from clustersim.build import device_models, uncontended_comm_cost
 from clustersim.common.arrays import FloatArray
+from clustersim.common.cached_method import cached_by
 from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
@@ -69,24 +70,16 @@ class _UnitTimeCache:
     def __init__(self, plan: Plan, devices: tuple[DeviceModel, ...]) -> None:
         self._plan, self._devices = plan, devices
         self._units = UnitBuilder(plan)
-        self._unit_by_key: dict[Hashable, Unit] = {}
-        self._times_by_key: dict[tuple[Hashable, ActionKind], _UnitTimes] = {}
 
+    @cached_by(lambda _, spec: spec.key)
+    def _build_unit(self, spec: "_UnitSpec") -> Unit:
+        return spec.build(self._units)
+
+    @cached_by(lambda _, spec, kind: (spec.key, kind))
     def unit_times(self, spec: "_UnitSpec", kind: ActionKind) -> _UnitTimes:
         """The times of one kind of pass through a unit."""
-        key = spec.key, kind
-        if key not in self._times_by_key:
-            self._times_by_key[key] = self._compute_times(self._build_unit(spec), kind)
-        return self._times_by_key[key]
-
-    def _build_unit(self, spec: "_UnitSpec") -> Unit:
-        if spec.key not in self._unit_by_key:
-            self._unit_by_key[spec.key] = spec.build(self._units)
-        return self._unit_by_key[spec.key]
-
-    def _compute_times(self, unit: Unit, kind: ActionKind) -> _UnitTimes:
         seconds, comm_ops = [0.0, 0.0], Counter[CommOp]()
-        for operation in unit.operations(kind):
+        for operation in self._build_unit(spec).operations(kind):
             if (kernel := operation.kernel) is not None:
                 use = MATMUL_INDEX if kernel.kind in TENSOR_CORE_KINDS else MEMORY_BOUND_INDEX
                 seconds[use] += min(device.kernels.time_kernel(kernel).seconds for device in self._devices)
