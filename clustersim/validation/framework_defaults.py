@@ -69,6 +69,7 @@ _DEFAULTS_NOTE: Final = "recipe defaults"
 _STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
+_LLAMA_BUCKET: Final = "1600 MB"  # --reduce-bucket-size=4e8 of examples/LLaMA/LLaMA_13_slurm.sh, elements of FP32
 _DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
 
 
@@ -392,7 +393,7 @@ FRAMEWORKS: Final = (
         deepspeed_zero3=False,
         framework="megatron-deepspeed",
     ),
-    replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama"),
+    replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama", bucket_size=_LLAMA_BUCKET),
     _MEGATRON_2021,
     _MEGATRON_2022,
     # tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
