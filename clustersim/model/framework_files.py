@@ -1,6 +1,5 @@
 """Framework files (topologies/frameworks): how is one read, with what it is like, its versions and its recipes?"""
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
+from clustersim.model.framework_versions import version_changes
 from clustersim.model.overheads import (
     NO_OVERHEADS,
     Accumulation,
@@ -31,15 +31,14 @@ OVERHEAD_FLAGS: Final = tuple(
 )
 """Names of the boolean overheads."""
 _OPTIONAL_LAYOUTS: Final = ("dispatchers", "context_parallel", "axes")
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
 
 def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str = "") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same format.
 
-    version, recipe: one of the file's `versions` and of its `recipes`, whose keys replace those of the file; "":
-    the file as it is.
+    version, recipe: one of the file's `versions` or `releases` and of its `recipes`, whose keys replace those of the
+    file; "": the file as it is.
     """
     path = find_file("frameworks", name_or_path)
     section = MappingReader(path, _selected_mapping(path, version, recipe))
@@ -87,14 +86,14 @@ def _selected_mapping(path: Path, version: str, recipe: str, derived: tuple[Path
     """
     content = read_mapping(path)
     base = content.pop("like", None)
-    versions, recipes = _pop_changes(path, content, "versions"), _pop_changes(path, content, "recipes")
+    versions, releases, recipes = (_pop_changes(path, content, key) for key in ("versions", "releases", "recipes"))
     if base is not None:
         base_path = find_file("frameworks", str(base))
         if base_path in (path, *derived):
             raise InputError(f"{display_name(path)}: like: {base} is like this file; name another one")
         content = merge_mappings(_selected_mapping(base_path, "", "", (path, *derived)), content)
     if version:
-        content = merge_mappings(content, versions[_entry_of(path, version, versions)])
+        content = merge_mappings(content, version_changes(path, version, versions, releases))
     return merge_mappings(content, recipes[_recipe_of(path, recipe, recipes)]) if recipe else content
 
 
@@ -104,23 +103,6 @@ def _pop_changes(path: Path, content: dict[str, Any], key: str) -> Mapping[str, 
     if not isinstance(changes, dict) or not all(isinstance(changed_keys, dict) for changed_keys in changes.values()):
         raise InputError(f"{display_name(path)}: {key}: write a mapping of {key} to the keys that they change")
     return {str(name): changed_keys for name, changed_keys in changes.items()}  # YAML reads 2025-03-01 as a date
-
-
-def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:
-    """The entry of a version; of dates, the last one that is not later.
-
-    >>> _entry_of(Path("torchtitan.yaml"), "2025-03-01", {"2023-12-01": {}, "2025-02-24": {}, "2025-04-02": {}})
-    '2025-02-24'
-    """
-    if version in versions:
-        return version
-    if _DATE.fullmatch(version) and versions and all(map(_DATE.fullmatch, versions)):
-        earlier = [date for date in sorted(versions) if date <= version]
-        if earlier:
-            return earlier[-1]
-    available = f"it has {', '.join(sorted(versions))}" if versions else "its file describes one version only"
-    wrong = f"version: {format_value(version)} of {path.stem} is unknown"
-    raise InputError(f"{wrong}; {available}; left out: the newest")
 
 
 def _recipe_of(path: Path, recipe: str, recipes: Mapping[str, Any]) -> str:

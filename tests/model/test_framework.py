@@ -27,7 +27,7 @@ from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 from tests.sentences import parts
 
-OPTIONAL_SECTIONS = ("kernels", "overheads", "supported_layouts", "versions", "recipes")
+OPTIONAL_SECTIONS = ("kernels", "overheads", "supported_layouts", "versions", "releases", "recipes")
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 
 
 def complete_content(name: str) -> dict[str, Any]:
-    """A file's content over that of the files that it is like; versions and recipes are each file's own."""
+    """A file's content over that of the files that it is like; versions, releases and recipes are each file's own."""
     content = data_files.read_mapping(data_files.find_file("frameworks", name))
     if "like" not in content:
         return content
     base = complete_content(content["like"])
-    own_sections = {"versions", "recipes"} & content.keys()
-    for section in {"versions", "recipes"} - own_sections:
+    own_sections = {"versions", "releases", "recipes"} & content.keys()
+    for section in {"versions", "releases", "recipes"} - own_sections:
         base.pop(section, None)
         base["sources"].pop(section, None)
     return merge_mappings(base, content)
@@ -108,14 +108,30 @@ def test_versions_of_torchtitan_are_what_its_commits_changed(
 @pytest.mark.parametrize(
     ("name", "version", "sentence"),
     [
-        ("torchtitan", "2023-11-30", r"version: '2023-11-30' of torchtitan.*2023-12-01, 2024-06-12"),
-        ("torchtitan", "2024", "version: '2024' of torchtitan is unknown; it has 2023-12-01"),
+        ("torchtitan", "2023-11-30", "version: '2023-11-30' of torchtitan is unknown.*date of its code, 2023-12-01 or"),
+        ("torchtitan", "0.2.0", r"version: '0\.2\.0' of torchtitan is unknown; write the date of its code"),
+        ("pytorch", "latest", "version: 'latest' of pytorch is unknown; write a release, such as 2.10"),
         ("megatron", "0.9", r"version: '0\.9' of megatron.*one version only"),
     ],
 )
 def test_unknown_versions_are_rejected(name: str, version: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         load_framework(name, version)
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "listed"),
+    [
+        ("pytorch", "2.0", "2.10"),
+        ("pytorch", "2.9.1", "2.10"),
+        ("pytorch", "2.10.1", ""),
+        ("transformers", "4.55.2", "4.57"),
+        ("transformers", "5.18", ""),
+        ("deepspeed", "0.9", "0.18"),
+    ],
+)
+def test_a_release_is_the_first_listed_one_that_is_not_older(name: str, release: str, listed: str) -> None:
+    assert replace(load_framework(name, release), version=listed) == load_framework(name, listed)
 
 
 def test_recipes_of_megatron_bridge_run_other_kernels() -> None:
@@ -143,7 +159,7 @@ def test_unknown_recipes_are_rejected(name: str, recipe: str, sentence: str) -> 
         load_framework(name, recipe=recipe)
 
 
-@pytest.mark.parametrize("key", ["versions", "recipes"])
+@pytest.mark.parametrize("key", ["versions", "releases", "recipes"])
 def test_versions_and_recipes_are_mappings_of_keys(key: str, written: Callable[[dict[str, Any]], Path]) -> None:
     path = written({"description": "mine", "like": "pytorch", key: ["fast"], "sources": {}})
     with pytest.raises(InputError, match=rf"mine\.yaml: {key}:.*mapping of {key}"):

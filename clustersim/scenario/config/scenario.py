@@ -81,7 +81,7 @@ class FrameworkConfig(ConfigModel):
     version: Annotated[
         NonEmptyText | None, value_parser(_parse_version, "a version", "2025-03-01", schema_type=str | int)
     ] = None
-    """of the software, one of the file's `versions`; left out: the newest"""
+    """of the software: a release or the date of its code, as its file has them; left out: the newest"""
     recipe: NonEmptyText | None = None
     """of the software, one of the file's `recipes`, such as performance of megatron-bridge; what it sets for a model
     (dispatcher, CUDA graphs, overlaps, recomputation) applies where the scenario says nothing; left out: the file as
