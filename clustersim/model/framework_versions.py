@@ -20,10 +20,12 @@ def version_changes(
 ) -> Mapping[str, Any]:
     """The keys that a version changes."""
     if not releases:
-        changes: Mapping[str, Any] = versions[_entry_of(path, version, versions)]
+        changes: Mapping[str, Any] = versions[selected_version(path.stem, version, versions)]
         return changes
     if not _RELEASE.fullmatch(version):
-        raise _unknown_version(path, version, f"write a release, such as {next(iter(releases))}; left out: the newest")
+        raise _unknown_version(
+            path.stem, version, f"write a release, such as {next(iter(releases))}; left out: the newest"
+        )
     return _release_changes(version, releases)
 
 
@@ -42,19 +44,21 @@ def _release_numbers(release: str) -> tuple[int, ...]:
     return tuple(map(int, release.split(".")))
 
 
-def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:
-    """The entry of a version; of dates, the last one that is not later.
+def selected_version(framework: str, version: str, versions: Mapping[str, Any]) -> str:
+    """The entry of a version; of dates, the last one that is not later; the last one if no version is named.
 
-    >>> _entry_of(Path("torchtitan.yaml"), "2025-03-01", {"2023-12-01": {}, "2025-02-24": {}, "2025-04-02": {}})
+    >>> selected_version("torchtitan", "2025-03-01", {"2023-12-01": {}, "2025-02-24": {}, "2025-04-02": {}})
     '2025-02-24'
     """
     if version in versions:
         return version
+    if not version and versions:
+        return [*versions][-1]
     is_dated = bool(versions) and all(map(_DATE.fullmatch, versions))
     earlier = [date for date in sorted(versions) if date <= version]
     if is_dated and _DATE.fullmatch(version) and earlier:
         return earlier[-1]
-    raise _unknown_version(path, version, _available_versions(versions, is_dated=is_dated))
+    raise _unknown_version(framework, version, _available_versions(versions, is_dated=is_dated))
 
 
 def _available_versions(versions: Mapping[str, Any], *, is_dated: bool) -> str:
@@ -65,5 +69,5 @@ def _available_versions(versions: Mapping[str, Any], *, is_dated: bool) -> str:
     return f"{listed}; left out: the newest"
 
 
-def _unknown_version(path: Path, version: str, available: str) -> InputError:
-    return InputError(f"version: {format_value(version)} of {path.stem} is unknown; {available}")
+def _unknown_version(framework: str, version: str, available: str) -> InputError:
+    return InputError(f"version: {format_value(version)} of {framework} is unknown; {available}")

@@ -10,7 +10,8 @@ little without it that it counts as nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -18,46 +19,69 @@ from typing import Any, Final
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import GraphCapture
+from clustersim.model.framework_versions import selected_version
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.config.training import RecomputeMode
 
 _CATEGORY: Final = "model_recipes"
 _ALL_TO_ALL: Final = "alltoall"
-_HYBRIDEP: Final = "hybridep"
-# NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/overrides.py (`moe_hybridep_num_sms`)
-_HYBRIDEP_SMS: Final = 32
 _FULL_ITERATION: Final = "full_iteration"
 _FULL_LAYER: Final = "full_layer"
 _MXFP8: Final = "mxfp8"
 _GRAPHS: Final = "framework.cuda_graphs"
 _ATTENTION_SCOPE: Final = "attn"
 _DISPATCHER: Final = "layout.dispatcher"
+_NUM_SMS: Final = "layout.dispatcher_num_sms"
 _OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
 _DELAYED_WGRAD: Final = "layout.delay_wgrad_compute"
 _RECOMPUTE: Final = "training.recompute"
+_LAYERS: Final = RecomputeMode.FULL.value
 _OF_ALL_RECIPES: Final[Mapping[str, Any]] = {"layout.etp": 1}  # of models with experts
+
+
+class OverlapUse(Enum):
+    """Where a recipe overlaps dispatch with compute: NEVER, wherever Megatron can (ALWAYS), with a PIPELINE alone."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    PIPELINE = "pipeline"
+
+    def applies(self, *, is_pipelined: bool, is_interleaved: bool) -> bool:
+        """Whether it overlaps; pipelines without chunks have nothing to overlap dispatch with.
+
+        Source: megatron/core/transformer/transformer_config.py.
+        """
+        if self is OverlapUse.NEVER:
+            return False
+        return is_interleaved if is_pipelined else self is OverlapUse.ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipe:
     """What a recipe sets for one model.
 
-    model: preset; accelerators, formats: files of accelerators and values of `training.precision.compute`; versions:
-    of the framework; dispatcher: of tokens; overlap: dispatch overlaps compute, with delayed weight gradients; graphs:
-    none, full_iteration, full_layer, or Transformer Engine's scopes; recompute: modules; ep: expert parallelism that
-    selects the recipe, None: any; capacity: capacity factor to which experts are padded.
+    model: preset; versions: of the framework; recipe: of the framework's file; accelerators, formats: files of
+    accelerators and values of `training.precision.compute`, (): any; dispatcher: of tokens, None: the layout's;
+    overlap: where dispatch overlaps compute; delayed_wgrad: with delayed weight gradients; graphs: none,
+    full_iteration, full_layer, or Transformer Engine's scopes, None: as without a recipe; recompute: modules, or a mode
+    (of whole layers only without overlap, which excludes it), None: as without a recipe; ep: expert parallelism that
+    selects the recipe, None: any; capacity: capacity factor to which experts are padded; settings: other keys of a
+    scenario.
     """
 
     model: str
-    accelerators: tuple[str, ...]
-    formats: tuple[str, ...]
     versions: tuple[str, ...]
-    dispatcher: str
-    overlap: bool
-    graphs: str | tuple[str, ...]
-    recompute: tuple[str, ...]
+    recipe: str = "performance"
+    accelerators: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
+    dispatcher: str | None = None
+    overlap: OverlapUse = OverlapUse.NEVER
+    delayed_wgrad: bool = True
+    graphs: str | tuple[str, ...] | None = None
+    recompute: str | tuple[str, ...] | None = None
     ep: int | None = None
     capacity: float | None = None
+    other_settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ModelRecipe":
@@ -65,45 +89,59 @@ class ModelRecipe:
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()
         }
-        return cls(**fields)
+        return cls(**fields | {"overlap": OverlapUse(fields.get("overlap", OverlapUse.NEVER.value))})
 
-    def settings(self, *, is_interleaved: bool) -> Iterator[tuple[str, Any]]:
-        """Keys of a scenario with their values; is_interleaved: without a pipeline, or with several chunks.
+    def is_for(self, accelerator: str | None, compute: str) -> bool:
+        """Whether it is of an accelerator and a format of matmuls."""
+        return (not self.accelerators or accelerator in self.accelerators) and (
+            not self.formats or compute in self.formats
+        )
 
-        Other pipelines have nothing to overlap dispatch with (megatron/core/transformer/transformer_config.py).
-        """
-        yield _DISPATCHER, self.dispatcher
-        if self.dispatcher == _HYBRIDEP:
-            yield "layout.dispatcher_num_sms", _HYBRIDEP_SMS
-        if self.overlap and is_interleaved:
+    def settings(self, *, is_pipelined: bool, is_interleaved: bool) -> Iterator[tuple[str, Any]]:
+        """Keys of a scenario with their values."""
+        overlaps = self.overlap.applies(is_pipelined=is_pipelined, is_interleaved=is_interleaved)
+        if self.dispatcher is not None:
+            yield _DISPATCHER, self.dispatcher
+        if overlaps:
             yield _OVERLAP, True
-            yield _DELAYED_WGRAD, True
-        yield _GRAPHS, self._graph_capture
-        yield _RECOMPUTE, {"modules": [*self.recompute]} if self.recompute else "none"
+            yield _DELAYED_WGRAD, self.delayed_wgrad
+        if self.graphs is not None:
+            yield _GRAPHS, self._graph_capture
+        if self.recompute is not None:
+            yield _RECOMPUTE, self._recompute(overlaps=overlaps)
         if self.capacity is not None:
             yield "model.experts.capacity_factor", self.capacity
+        yield from self.other_settings.items()
+
+    def _recompute(self, *, overlaps: bool) -> Any:
+        if isinstance(self.recompute, tuple):
+            return {"modules": [*self.recompute]} if self.recompute else "none"
+        return "none" if overlaps and self.recompute == _LAYERS else self.recompute
 
     @property
     def _graph_capture(self) -> bool | str:
         if isinstance(self.graphs, str):
             return self.graphs in (_FULL_ITERATION, _FULL_LAYER)
-        return GraphCapture.OUTSIDE_EXPERTS.value if _ATTENTION_SCOPE in self.graphs else False
+        return GraphCapture.OUTSIDE_EXPERTS.value if _ATTENTION_SCOPE in (self.graphs or ()) else False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipes:
     """A file of recipes.
 
-    versions: of the framework, oldest first; formats: keys by format; models: keys by model and recipe (or `any`);
-    high_precision_attention: accelerators, by model, on which recipes with graphs of iterations keep attention in 16
-    bits.
+    versions: of the framework, oldest first (of dates, each is that of code from then on); models: keys by model and
+    recipe (or `any`); of_recipe: keys by recipe, whatever the model; formats: keys by format; dispatchers: keys that go
+    with a dispatcher of a recipe; high_precision_attention: accelerators, by model, on which recipes with graphs of
+    iterations keep attention in 16 bits.
     """
 
     versions: Mapping[str, Mapping[str, str]]
-    formats: Mapping[str, Mapping[str, Any]]
     models: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    high_precision_attention: Mapping[str, Sequence[str]]
     recipes: tuple[ModelRecipe, ...]
+    of_recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    formats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    dispatchers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    high_precision_attention: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def format_settings(self, recipe: ModelRecipe, config: ScenarioConfig, accelerator: str) -> dict[str, Any]:
         """What a recipe with graphs of iterations sets in MXFP8."""
@@ -122,7 +160,7 @@ class ModelRecipes:
 
     def version_of(self, config: ScenarioConfig) -> str:
         """The version of a scenario's software, else the newest."""
-        return config.framework.version or [*self.versions][-1]
+        return selected_version(config.framework.name, config.framework.version or "", self.versions)
 
 
 def load_model_recipes(framework: str) -> ModelRecipes | None:
@@ -142,35 +180,49 @@ def _read_model_recipes(path: Path, text: str) -> ModelRecipes:
 
 def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
     """Values by key of the scenario's file that its framework's recipe sets and the file does not state."""
-    framework, model = config.framework, config.model.preset or ""
+    framework = config.framework
     recipes = load_model_recipes(framework.name) if framework.recipe else None
     if recipes is None:
         return {}
-    settings = {**recipes.formats.get(config.training.precision.compute, {})}
-    if model in recipes.models:
-        by_recipe = recipes.models[model]
-        settings |= {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
     accelerator = _accelerator(config, base_dir)
-    recipe = _find_recipe(recipes, config, accelerator) if framework.recipe == "performance" else None
-    if recipe is not None:
-        is_interleaved = config.layout.pp == 1 or config.schedule.interleaved is not None
-        settings |= dict(recipe.settings(is_interleaved=is_interleaved))
-        settings |= recipes.format_settings(recipe, config, accelerator or "")
+    recipe = _find_recipe(recipes, config, accelerator)
+    settings = _general_settings(recipes, config) | (
+        _settings_of(recipe, recipes, config) | recipes.format_settings(recipe, config, accelerator or "")
+        if recipe is not None
+        else {}
+    )
     return _without_conflicts({key: value for key, value in settings.items() if not _is_stated(config, key)}, config)
+
+
+def _general_settings(recipes: ModelRecipes, config: ScenarioConfig) -> dict[str, Any]:
+    """What recipes set whatever the accelerator: of all models, of a format, of a model."""
+    recipe, model = config.framework.recipe or "", config.model.preset or ""
+    settings = {**recipes.of_recipe.get(recipe, {}), **recipes.formats.get(config.training.precision.compute, {})}
+    if model not in recipes.models:
+        return settings
+    by_recipe = recipes.models[model]
+    return settings | {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(recipe, {})}
+
+
+def _settings_of(recipe: ModelRecipe, recipes: ModelRecipes, config: ScenarioConfig) -> dict[str, Any]:
+    """What the recipe of a model sets, and what goes with its dispatcher."""
+    is_interleaved = config.schedule.interleaved is not None
+    settings = dict(recipe.settings(is_pipelined=config.layout.pp > 1, is_interleaved=is_interleaved))
+    return {**recipes.dispatchers.get(recipe.dispatcher or "", {}), **settings}
 
 
 def _find_recipe(recipes: ModelRecipes, config: ScenarioConfig, accelerator: str | None) -> ModelRecipe | None:
     """The recipe of the scenario's model, accelerator, format and version; that of its ep if there are several."""
-    version = recipes.version_of(config)
     compute = config.training.precision.compute
-    matching = [
+    of_model = [
         recipe
         for recipe in recipes.recipes
         if recipe.model == config.model.preset
-        and accelerator in recipe.accelerators
-        and compute in recipe.formats
-        and version in recipe.versions
+        and recipe.recipe == config.framework.recipe
+        and recipe.is_for(accelerator, compute)
     ]
+    version = recipes.version_of(config) if of_model else ""
+    matching = [recipe for recipe in of_model if version in recipe.versions]
     selected = (recipe for recipe in matching if recipe.ep in (config.layout.ep, None))
     return next(selected, matching[0] if matching else None)
 
@@ -208,7 +260,7 @@ def _without_conflicts(settings: Mapping[str, Any], config: ScenarioConfig) -> d
     """What the file does not exclude: options of another dispatcher, overlaps where whole layers are recomputed."""
     excluded: set[str] = set()
     if _DISPATCHER not in settings:
-        excluded.add("layout.dispatcher_num_sms")
+        excluded.add(_NUM_SMS)
     recompute = config.training.recompute
     recomputes_layers = (
         _RECOMPUTE not in settings and recompute.modules is None and recompute.mode is RecomputeMode.FULL

@@ -1,4 +1,4 @@
-"""Which settings has a recipe of Megatron Bridge, for a scenario that names it and for a published row that ran it?"""
+"""Which settings has a recipe of a framework, for a scenario that names it and for a published row that ran it?"""
 
 from itertools import product
 from typing import Any
@@ -14,6 +14,7 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, FusedKernel, NoRecompute, SelectiveRecompute
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
+from clustersim.scenario.config.training import RecomputeMode
 from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import ValidationCase
@@ -45,6 +46,7 @@ DIMENSIONS = {
 }
 OUTSIDE, ALL, NOTHING = GraphCapture.OUTSIDE_EXPERTS, GraphCapture.ALL, GraphCapture.NOTHING
 UP, MLP, ACTIVATION = RecomputeModule.MLA_UP_PROJECTION, RecomputeModule.MLP, RecomputeModule.MOE_ACTIVATION
+CORE = RecomputeModule.CORE_ATTENTION
 RELEASES = [
     (QWEN_30B, "25.09", "b200", "bf16", ("alltoall", False, ALL, set())),
     (QWEN_235B, "25.09", "b200", "bf16", ("alltoall", False, NOTHING, set())),
@@ -93,8 +95,8 @@ def settings(scenario: Scenario) -> tuple[Any, ...]:
     return layout.dispatcher.value, overlap, scenario.framework.graph_capture, modules
 
 
-def table() -> ModelRecipes:
-    recipes = load_model_recipes("megatron-bridge")
+def table(framework: str = "megatron-bridge") -> ModelRecipes:
+    recipes = load_model_recipes(framework)
     assert recipes is not None
     return recipes
 
@@ -216,20 +218,92 @@ def test_stated_recomputation_of_a_row_goes_before_the_recipe() -> None:
     assert Scenario.from_mapping(scenario_mapping(row)).training.recompute == FullRecompute()
 
 
-def test_the_table_names_what_exists() -> None:
+@pytest.mark.parametrize("framework", data_files.list_names("model_recipes"))
+def test_the_table_names_what_exists(framework: str) -> None:
     """Every recipe is of a listed version, a packaged model and a known accelerator, and none is ambiguous."""
-    recipes, seen = table(), set[tuple[Any, ...]]()
-    for version in recipes.versions:
-        load_framework("megatron-bridge", version, "performance")
+    recipes, seen = table(framework), set[tuple[Any, ...]]()
+    for version, recipe in product(recipes.versions, {recipe.recipe for recipe in recipes.recipes}):
+        load_framework(framework, version, recipe)
     assert set(recipes.models) <= set(PRESETS)
     for recipe in recipes.recipes:
         assert recipe.model in recipes.models
         assert set(recipe.accelerators) <= set(data_files.list_names("accelerators"))
         assert set(recipe.versions) <= set(recipes.versions)
         assert recipe.dispatcher in {dispatcher.value for dispatcher in TokenDispatcher}
-        assert set(recipe.recompute) <= {module.value for module in RecomputeModule}
-        keys = {
-            (recipe.model, recipe.ep, *key) for key in product(recipe.accelerators, recipe.formats, recipe.versions)
-        }
+        if isinstance(recipe.recompute, str):
+            assert recipe.recompute in {mode.value for mode in RecomputeMode}
+        else:
+            assert set(recipe.recompute or ()) <= {module.value for module in RecomputeModule}
+        formats, accelerators = recipe.formats or ("any",), recipe.accelerators or ("any",)
+        name = (recipe.model, recipe.recipe, recipe.ep)
+        keys = {(*name, *key) for key in product(accelerators, formats, recipe.versions)}
         assert not keys & seen
         seen |= keys
+
+
+OTHER_RECIPES = [
+    (("nemo", "performance", "25.04"), DEEPSEEK, "gb200", "bf16", ("alltoall", False, NOTHING, {CORE})),
+    (("nemo", "performance", "25.07"), DEEPSEEK, "h100-sxm-80gb", "bf16", ("deepep", False, NOTHING, {UP, MLP})),
+    (("nemo", "performance", "25.07"), QWEN_30B, "gb200", "bf16", ("alltoall", False, ALL, set())),
+    (("nemo", "performance", "25.02"), "mixtral-8x7b", "b200", "bf16", ("alltoall", False, ALL, set())),
+    (("nemo", "performance", "24.12"), "mixtral-8x7b", "h100-sxm-80gb", "bf16", ("alltoall", False, NOTHING, set())),
+    (("automodel", "te", "0.4"), DEEPSEEK, "h100-sxm-80gb", "bf16", ("deepep", False, NOTHING, FullRecompute())),
+    (("automodel", "te", "0.5"), QWEN_30B, "gb200", "mxfp8", ("hybridep", False, NOTHING, FullRecompute())),
+    (("automodel", "torch", "0.2"), DEEPSEEK, "h100-sxm-80gb", "bf16", ("allgather", False, NOTHING, set())),
+    (
+        ("torchtitan", "train_config", "2025-08-01"),
+        DEEPSEEK,
+        "b200",
+        "bf16",
+        ("alltoall", False, NOTHING, FullRecompute()),
+    ),
+    (
+        ("torchtitan", "train_config", "2026-06-16"),
+        QWEN_30B,
+        "b200",
+        "bf16",
+        ("alltoall", False, NOTHING, FullRecompute()),
+    ),
+    (
+        ("megatron-bridge", "aws", "26.04.01"),
+        QWEN_30B,
+        "h100-sxm-80gb",
+        "bf16",
+        ("deepep", False, NOTHING, FullRecompute()),
+    ),
+]
+
+
+@pytest.mark.parametrize(("software", "model", "gpu", "precision", "expected"), OTHER_RECIPES)
+def test_other_frameworks_and_scripts_have_recipes(
+    software: tuple[str, str, str], model: str, gpu: str, precision: str, expected: tuple[Any, ...]
+) -> None:
+    framework = dict(zip(("name", "recipe", "version"), software, strict=True))
+    data = "zero1" if software[0] in ("nemo", "megatron-bridge") else "fsdp"
+    scenario = user_scenario(model, gpu, precision, framework=framework, layout={"data": data})
+    found = settings(scenario)
+    is_full = isinstance(scenario.training.recompute, FullRecompute)
+    assert (found[:3], FullRecompute() if is_full else found[3]) == (expected[:3], expected[3])
+
+
+def test_capacity_is_of_versions_that_drop_tokens() -> None:
+    """NeMo 2.4 drops tokens on Blackwell, where it has no DeepEP; on Hopper it drops none."""
+    framework = {"name": "nemo", "recipe": "performance", "version": "25.07"}
+    capacities = [
+        {moe.capacity_factor for moe in user_scenario(DEEPSEEK, gpu, "bf16", framework=framework).model.distinct_moes}
+        for gpu in ("gb200", "h100-sxm-80gb")
+    ]
+    assert capacities == [{1.0}, {None}]
+
+
+@pytest.mark.parametrize(("schedule", "overlap"), [("1f1b", False), ({"interleaved": {"chunks": 2}}, True)])
+def test_scripts_that_overlap_recompute_nothing_instead(schedule: Any, overlap: bool) -> None:
+    """With chunks AWS's scripts overlap dispatch, without delayed weight gradients, in place of recomputation."""
+    layout, framework = (
+        {"dp": 4, "ep": 4, "pp": 2, "sequence_parallel": False},
+        {"recipe": "aws", "version": "26.04.01"},
+    )
+    scenario = user_scenario(QWEN_30B, "b300", "bf16", layout=layout, framework=framework, schedule=schedule)
+    assert scenario.layout.overlap_moe_expert_parallel_comm is overlap
+    assert not scenario.layout.delay_wgrad_compute
+    assert scenario.training.recompute == (NoRecompute() if overlap else FullRecompute())
