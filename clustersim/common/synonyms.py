@@ -64,6 +64,7 @@ _WORDS_BY_KEY: Final = {
     "cluster.node.gpus": "gpus_per_node num_gpus_per_node",
     "cluster.accelerator": "gpu gpu_type gpu_model device_type chip",
     "framework.torch_compile": "compile",
+    "framework.numa_binding": "numa numactl numa_bind numa_affinity bindpcie cpu_bind cpu_binding cpu_affinity",
     "training.attention": "flash flash_attn flash_attention use_flash_attn attn_implementation",
     "economics.tokens, the tokens of the run": (
         "epochs num_train_epochs max_steps num_steps train_iters train_steps train_tokens total_tokens num_tokens"

@@ -31,6 +31,9 @@ MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage b
 _UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
 _CPU: Final = "cpu"  # of the names of CPUs
 _EXAMPLE: Final = "like: h100-sxm-80gb"
+_UNBOUND_LAUNCH_RATIOS: Final = (1.0, 1.1)
+"""Of x86 servers: PyTorch finds that binding ranks makes a step typically 1 to 10 % faster, others not at all or by
+much more (docs.pytorch.org, elastic/numa); here of a step that waits for launches alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ class Accelerator:
     library workspaces that a training process loses; interference: mean relative slowdown of a kernel while a
     collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none); sources: of
     each group of numbers; alignment: cost of misaligned sizes; nvlink: generation of its NVLink or xGMI ports,
-    None without any; host_launch_ratio: time that its host takes to launch a kernel, relative to an x86 server;
+    None without any; host_launch_ratio: time that its host takes to launch a kernel where ranks are bound to the NUMA
+    node of their GPU, relative to an x86 server; unbound_launch_ratios: the same without binding, relative to that,
+    least and most of what sources say;
     power: its power draw, None where unknown; unknown: why its power, or a list price, is not known; price: of a GPU
     hour, None: that of price lists; like: name of the accelerator whose constants it takes for want of measurements,
     None: it has its own; is_projection: whether its rates are announced or expected, and no such accelerator was
@@ -63,6 +68,7 @@ class Accelerator:
     alignment: KernelAlignment = field(default_factory=KernelAlignment)
     nvlink: LinkTechnology | None = None
     host_launch_ratio: float = 1.0
+    unbound_launch_ratios: tuple[float, float] = _UNBOUND_LAUNCH_RATIOS
     power: PowerSpec | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
     price: Price | None = None
@@ -164,11 +170,19 @@ def _optional_readers(section: MappingReader) -> dict[str, Any]:
         "alignment": optional("alignment", lambda: _read_alignment(section.get_section("alignment"))),
         "nvlink": optional("nvlink", lambda: read_generation(section, None, key="nvlink")),
         "host_launch_ratio": optional("host_launch_ratio", lambda: section.get_float("host_launch_ratio")),
+        "unbound_launch_ratios": optional("unbound_launch_ratios", lambda: _read_unbound_ratios(section)),
         "power": optional("power", lambda: PowerSpec.from_section(section.get_section("power"))),
         "unknown": optional("unknown", lambda: _read_unknown(section)),
         "price": optional("price_per_gpu_hour", lambda: _read_price(section)),
         "is_projection": lambda: section.get_bool("projection"),
     }
+
+
+def _read_unbound_ratios(section: MappingReader) -> tuple[float, float]:
+    key = "unbound_launch_ratios"
+    items = section.get_items(key, count=2)
+    least = items.get_float("[0]", min_value=1.0)
+    return least, items.get_float("[1]", min_value=least)
 
 
 def _read_price(section: MappingReader) -> Price:

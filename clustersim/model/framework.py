@@ -119,7 +119,7 @@ class Framework:
     eager_call_seconds: per tensor operation without autograd and modules; graph_launch_seconds: per CUDA graph,
     None: not supported; p2p_seconds: of hosts, per message between pipeline stages; moe_launch_seconds: per
     kernel of a MoE model, None: as for dense models; graph_capture: what CUDA graphs contain; compiled: whether
-    layers are compiled;
+    layers are compiled; numa_bound: whether ranks are bound to the NUMA node of their GPU;
     measured_host_use: which host measurements of a record replace these constants; early_stop: activation
     checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it runs
     where a scenario does not say; version: of the software, "": the newest that the file describes; recipe: one of
@@ -143,6 +143,7 @@ class Framework:
     moe_launch_seconds: Seconds | None = None
     graph_capture: GraphCapture = GraphCapture.NOTHING
     compiled: bool = False
+    numa_bound: bool = False
     measured_host_use: MeasuredHostUse = MeasuredHostUse.NOTHING
     early_stop: bool = False
     name: str = "framework"

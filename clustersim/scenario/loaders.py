@@ -120,6 +120,7 @@ def read_framework(config: FrameworkConfig, base_dir: Path) -> Framework:
         else framework
     )
     framework = framework.with_compiled() if config.torch_compile else framework
+    framework = replace(framework, numa_bound=config.numa_binding or False)
     return framework.with_launch_seconds(config.launch, config.backward_launch)
 
 

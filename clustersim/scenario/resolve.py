@@ -198,7 +198,9 @@ class _ReferencedInputs:
     def effective_framework(self) -> Framework:
         """The framework with its launches of MoE models, if the model is one; a single expert is a plain MLP."""
         has_experts = any(moe_mlp.experts > 1 for moe_mlp in self.model.distinct_moes)
-        launch_ratio = self.view.cluster.accelerator.host_launch_ratio
+        accelerator = self.view.cluster.accelerator
+        unbound_ratio = 1.0 if self.framework.numa_bound else max(accelerator.unbound_launch_ratios)
+        launch_ratio = accelerator.host_launch_ratio * unbound_ratio
         return self.framework.with_moe_launches(launch_ratio) if has_experts else self.framework
 
 

@@ -101,6 +101,7 @@ class FrameworkDefaults:
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
     load-balancing loss where the model's recipes have one; counts_embedding_and_head: they count as one layer
     each in the pipeline split; uses_cuda_graphs: passes are in CUDA graphs, whatever the notes say;
+    numa_binding: ranks are bound to NUMA nodes, though no recipe says so;
     precision_configs: meaning of its names of scaled formats.
     """
 
@@ -133,6 +134,7 @@ class FrameworkDefaults:
     has_aux_loss: bool = False
     counts_embedding_and_head: bool = False
     uses_cuda_graphs: bool = False
+    numa_binding: bool = False
     precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
     @property
@@ -214,6 +216,7 @@ class FrameworkDefaults:
             "version": self._release(case) or version,
             "recipe": self._recipe(case),
             "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case),
+            "numa_binding": self.numa_binding,
             "torch_compile": _is_compiled(case),
         }
         section = {key: value for key, value in stated.items() if value}
@@ -415,6 +418,7 @@ FRAMEWORKS: Final = (
         fused_routing=True,
         has_aux_loss=True,
         counts_embedding_and_head=True,
+        numa_binding=True,  # its scripts recommend bindpcie (best_practice/deepseek-v3/readme.md)
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,

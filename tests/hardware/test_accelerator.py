@@ -89,6 +89,9 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped_gemm is None else {"grouped_gemm"}
     needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_launch_ratio"}
+    needed |= {"unbound_launch_ratios"} & set(accelerator.sources)
+    least, most = accelerator.unbound_launch_ratios
+    assert 1.0 <= least <= most
     needed |= set() if derating.low_precision_ratio is None else {"low_precision_ratio"}
     needed |= set() if accelerator.power is None else {"power"}
     needed |= {"unknown"} if accelerator.unknown else set()

@@ -366,6 +366,20 @@ def test_whole_passes_are_captured_with_hybridep_where_it_is_at_home() -> None:
     assert case.overrides == ("layout.dispatcher=hybridep", "framework.cuda_graphs=true")
 
 
+def test_binding_ranks_is_tried_where_it_is_not_known() -> None:
+    """Launches take the most that sources say without binding; dense models' are not known to change."""
+    scenario = Scenario.from_mapping(LAUNCH_BOUND_MOE)
+    bound = scenario.with_overrides("framework.numa_binding=true")
+    ratio = max(scenario.cluster.accelerator.unbound_launch_ratios)
+    assert scenario.framework.launch_seconds == pytest.approx(ratio * bound.framework.launch_seconds)
+    case = what_if_case(simulate(scenario), "numa_binding")
+    assert case.overrides == ("framework.numa_binding=true",)
+    assert require_outcome(case).step_time == simulate(bound).step_time
+    (change,) = (change for change in changes_for(ChangeUse.REMEDY) if change.name == "numa_binding")
+    assert not change.is_relevant(bound)
+    assert not change.is_relevant(scenario.with_overrides("model=llama3-8b", "layout.ep=1"))
+
+
 def test_deepep_is_tried_against_alltoall(moe_cases: dict[str, WhatIf]) -> None:
     assert moe_cases["other_dispatcher"].outcome is not None
     case = what_if_case(simulate_pipeline(*MOE, "layout.dispatcher=deepep"), "other_dispatcher")

@@ -91,6 +91,10 @@ class FrameworkConfig(ConfigModel):
     """forward and backward are captured in CUDA graphs; outside_experts: except kernels on expert-parallel ranks"""
     torch_compile: bool = False
     """layers are compiled (torch.compile)"""
+    numa_binding: bool | None = None
+    """each rank runs on the cores next to its GPU (numactl, bindpcie, torchrun's `--numa-binding`), for launches of
+    models with experts; left out: as the recipe launches them, else not
+    """
     launch: Duration | None = None
     """host time to launch one kernel in forward; left out: the record's or the framework's"""
     backward_launch: Duration | None = None

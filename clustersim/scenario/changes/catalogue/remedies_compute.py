@@ -65,6 +65,18 @@ def _cuda_graphs(scope: GraphCapture, *overrides: str) -> Callable[[Baseline], I
     return find_alternatives
 
 
+def _numa_binding(baseline: Baseline) -> Iterator[Alternative]:
+    least, most = baseline.scenario.cluster.accelerator.unbound_launch_ratios
+    yield Alternative(
+        ("framework.numa_binding=true",), f": launches take {most:g} times as long without ({least:g} at least)"
+    )
+
+
+def _launches_unbound(scenario: Scenario) -> bool:
+    """Whether launches are counted as those of ranks that run on any core."""
+    return bool(scenario.model.distinct_routed_moes) and not scenario.framework.numa_bound
+
+
 def _can_compile(scenario: Scenario) -> bool:
     """Whether layers could be compiled, and something would change: their kernels, or launches that were measured."""
     framework, record, fused = scenario.framework, scenario.cost.record, scenario.training.fused
@@ -183,6 +195,14 @@ HOST_REMEDIES: Final = (
             _LAUNCH | StepLoss.exposed(EXPERT) | {StepLoss.WAIT, StepLoss.SLOWED},
             _cuda_graphs(GraphCapture.ALL, f"layout.dispatcher={TokenDispatcher.HYBRIDEP.value}"),
             is_relevant=_could_capture_all,
+        ),
+        remedy(
+            "numa_binding",
+            "ranks bound to the cores next to their GPU (numactl, bindpcie, torchrun --numa-binding)",
+            ChangeSubject.HOST,
+            _LAUNCH,
+            _numa_binding,
+            is_relevant=_launches_unbound,
         ),
         setting(
             "torch_compile",
