@@ -15,6 +15,7 @@ from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameter_count
+from clustersim.scenario.validation_rules.warnings import find_warnings
 
 BASE_MAPPING: dict[str, Any] = {
     "model": "mixtral-8x7b",
@@ -160,6 +161,17 @@ def test_capacity_needs_alltoall_dispatcher() -> None:
         load_scenario("{preset: mixtral-8x7b, experts: {capacity_factor: 1.5}}").with_overrides(
             "layout={ep: 8, dispatcher: deepep}"
         )
+
+
+def test_loads_of_experts_with_a_capacity_warn_that_they_change_nothing() -> None:
+    """Every expert takes its capacity; `none` says dropless, also where a recipe would pad."""
+    padded = load_scenario("{preset: mixtral-8x7b, experts: {capacity_factor: 1.0}}").with_overrides(
+        "training.expert_load=0.3"
+    )
+    dropless = padded.with_overrides("model.experts.capacity_factor=none")
+    assert dropless.model.distinct_moes[0].capacity_factor is None
+    warned = [any("expert_load" in text for text in find_warnings(scenario)) for scenario in (padded, dropless)]
+    assert warned == [True, False]
 
 
 def test_expert_flops_scale_with_capacity_factor() -> None:

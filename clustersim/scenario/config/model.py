@@ -66,9 +66,13 @@ def _parse_window(value: object) -> object:
     return value
 
 
-def _parse_capacity(value: object) -> float:
+def _parse_capacity(value: object) -> float | None:
+    if value == "none":
+        return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise config_error(f"{format_value(value)} is no capacity factor; write a number above 0, such as 1.25")
+        raise config_error(
+            f"{format_value(value)} is no capacity factor; write a number above 0, such as 1.25, or none"
+        )
     return float(value)
 
 
@@ -108,8 +112,11 @@ class ExpertsConfig(ConfigModel):
     """expert groups for group-limited routing; left out: the model's, or 1"""
     group_topk: ExpertCount | None = None
     """maximum number of groups per token; left out: any"""
-    capacity_factor: Annotated[float | None, value_parser(_parse_capacity, "a number above 0", "1.25")] = None
-    """expert capacity over the even share; tokens are padded or dropped; left out: dropless"""
+    capacity_factor: Annotated[float | None, value_parser(_parse_capacity, "a number above 0, or none", "1.25")] = None
+    """expert capacity over the even share, to which tokens are padded or dropped; none: dropless, whatever the recipe.
+
+    Left out: as the recipe, else dropless
+    """
 
 
 class ModelExpertsConfig(ExpertsConfig):

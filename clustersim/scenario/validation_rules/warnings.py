@@ -55,6 +55,15 @@ def _replicated_heads(scenario: ResolvedScenario) -> Iterator[str]:
             yield f"tp {tp} exceeds the {kv_heads} kv_heads of {model.name}: {tp // kv_heads} ranks hold each"
 
 
+def _ineffective_expert_load(scenario: ResolvedScenario) -> Iterator[str]:
+    capacities = {moe.capacity_factor for moe in scenario.model.distinct_routed_moes} - {None}
+    if scenario.training.expert_load is not None and capacities:
+        yield (
+            f"training.expert_load changes nothing: every expert takes its capacity (capacity_factor "
+            f"{max(capacities):g}), padded or dropped; write model.experts.capacity_factor: none for dropless experts"
+        )
+
+
 def _ineffective_tensor_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     if scenario.layout.tp_comm_overlap and scenario.cross_domain_tp_group_count:
         yield (
@@ -312,6 +321,7 @@ _KINDS_ABOVE_TIER: Mapping[str, tuple[LinkKind, ...]] = {
 _WARNINGS: tuple[Callable[[ResolvedScenario], Iterator[str]], ...] = (
     _replicated_heads,
     _ineffective_tensor_overlap,
+    _ineffective_expert_load,
     nvlink_domain_warnings,
     site_warnings,
     alignment_warnings,
