@@ -375,6 +375,10 @@ FRAMEWORKS: Final = (
     # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
     # llmc/zero.cuh)
     FrameworkDefaults("llm.c", framework="llm.c", gpt_biases=True, gpt_dropout=False),
+    # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
+    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True),
+    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
+    replace(_BRIDGE, tp_comm_overlap=True),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
     replace(_NEMO, last_year=2023, version="23.11", tp_comm_overlap=False),
@@ -383,10 +387,6 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     _NEMO,
-    # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
-    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True),
-    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
-    replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
