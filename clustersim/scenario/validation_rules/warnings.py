@@ -56,7 +56,8 @@ def _replicated_heads(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _ineffective_expert_load(scenario: ResolvedScenario) -> Iterator[str]:
-    capacities = {moe.capacity_factor for moe in scenario.model.distinct_routed_moes} - {None}
+    moes = scenario.model.distinct_routed_moes
+    capacities = [moe.capacity_factor for moe in moes if moe.capacity_factor is not None]
     if scenario.training.expert_load is not None and capacities:
         yield (
             f"training.expert_load changes nothing: every expert takes its capacity (capacity_factor "
