@@ -436,18 +436,16 @@ def _build_in_situ_kernels(
     rate: float,
     attention: AttentionBackend,
 ) -> SustainedKernels:
-    timed = AttentionBackend.FLASH if record is None else record.attention_library
+    factor = derating.low_precision_speedup
+    if record is None:
+        model = Roofline(accelerator, attention=attention)
+        return SustainedKernels.from_rate(model, model, rate=rate, low_precision_factor=factor)
+    timed = record.attention_library
     if attention is AttentionBackend.SDPA and timed is not AttentionBackend.FLASH:
         attention = timed  # PyTorch's choice is what it took when it was measured
-    libraries = AttentionLibraries(accelerator, requested=attention, timed=timed)
-    measured = None if record is None else MeasuredKernels(record, accelerator)
-    model = Roofline(accelerator) if measured is None else measured.model
+    libraries, measured = AttentionLibraries(accelerator, attention, timed), MeasuredKernels(record, accelerator)
     return SustainedKernels.from_rate(
-        model if measured is None else measured,
-        model,
-        rate=rate,
-        low_precision_factor=derating.low_precision_speedup,
-        attention=libraries,
+        measured, measured.model, rate=rate, low_precision_factor=factor, attention=libraries
     )
 
 

@@ -156,7 +156,7 @@ def test_the_slowest_gpu_determines_the_matmul_rate() -> None:
 
 @pytest.mark.parametrize("attention", ["flash3", "flash2", "flash1"])
 def test_another_library_changes_only_attention(attention: str) -> None:
-    """One GPU's step grows by what its attention does; without a spread of GPUs the rate of a step is the file's."""
+    """One GPU's step changes by what its attention does; FlashAttention-3 is faster than cuDNN of that time."""
     single_gpu = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     single_gpu = replace(
         single_gpu, framework=replace(single_gpu.framework, launch_seconds=0.0, backward_launch_seconds=0.0)
@@ -167,7 +167,8 @@ def test_another_library_changes_only_attention(attention: str) -> None:
     )
 
     assert older.step_time - flash.step_time == pytest.approx(attention_seconds(older) - attention_seconds(flash))
-    assert attention == "flash3" or attention_seconds(older) > 1.3 * attention_seconds(flash)
+    ratio = attention_seconds(older) / attention_seconds(flash)
+    assert 0.8 < ratio < 1 if attention == "flash3" else ratio > 1.3
 
 
 def attention_seconds(result: SimulationResult) -> float:
@@ -464,7 +465,7 @@ def test_precedence_of_interference_levels() -> None:
 
 def test_a_uniform_interference_table_equals_one_level_exactly() -> None:
     """Whether the level is in the scenario, or in a record in which every pair was slowed by it."""
-    base = scenario("layout.data=zero1")
+    base = scenario("layout.data=zero1", "training.attention=flash")
     samples = []
     for kernel in distinct_kernels(base):
         if kernel.shape is not None and kernel.kind in (KernelKind.MATMUL, KernelKind.NORM):
@@ -554,8 +555,11 @@ def with_model_record(case: Scenario) -> Scenario:
     ],
 )
 def test_a_record_of_modelled_kernels_does_not_change_the_step(overrides: tuple[str, ...]) -> None:
-    """In-situ effects apply to measured kernels too: sustained rate, the slowest GPU, older attention."""
-    case = scenario("model.layers=4", *overrides)
+    """In-situ effects apply to measured kernels too: sustained rate, the slowest GPU, older attention.
+
+    A faster library than the measured one is the exception: the measured system may not have it.
+    """
+    case = scenario("model.layers=4", "training.attention=flash", *overrides)
     modelled, with_record = simulate(case), simulate(with_model_record(case))
     assert with_record.provenance_shares["measured"] > 0.5
     assert with_record.step_time == modelled.step_time

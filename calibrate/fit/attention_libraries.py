@@ -8,6 +8,7 @@ scaled_dot_product_attention takes is fitted like a library to rows that time it
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Final
 
 from calibrate.fit.attention import fit_attention
@@ -31,7 +32,7 @@ DEFAULT_CAUSAL_RATIO: Final = 0.95  # without rows with a mask: as FlashAttentio
 
 
 def fit_attention_libraries(
-    accelerator: Accelerator,
+    accelerator: Accelerator, *, equal_source_weights: bool = False
 ) -> tuple[Mapping[str, AttentionLibrary], list[KernelFitEvaluation]]:
     """Constants of every library with samples of the accelerator in both directions, by name."""
     libraries, evaluations = {}, []
@@ -42,10 +43,9 @@ def fit_attention_libraries(
         backward = [sample for sample in samples if sample.backward]
         if not (forward and backward):
             continue
-        forward_constants, forward_optimum = fit_attention(accelerator, forward, DEFAULT_CAUSAL_RATIO, shares=SHARES)
-        backward_constants, backward_optimum = fit_attention(
-            accelerator, backward, forward_constants.causal_ratio, shares=SHARES
-        )
+        fit = partial(fit_attention, accelerator, shares=SHARES, equal_source_weights=equal_source_weights)
+        forward_constants, forward_optimum = fit(forward, DEFAULT_CAUSAL_RATIO)
+        backward_constants, backward_optimum = fit(backward, forward_constants.causal_ratio)
         libraries[library] = AttentionLibrary(forward_constants, backward_constants)
         evaluations += [
             KernelFitEvaluation(accelerator.name, f"attention forward, {library}", forward, forward_optimum),

@@ -154,7 +154,9 @@ def _fit_target(
     accelerator, attention_evaluations = fit_attention_constants(
         accelerator, samples, equal_source_weights=target.equal_source_weights
     )
-    libraries, library_evaluations = fit_attention_libraries(accelerator)
+    libraries, library_evaluations = fit_attention_libraries(
+        accelerator, equal_source_weights=target.equal_source_weights
+    )
     accelerator = with_constants(accelerator, attention_libraries=libraries)
     return accelerator, [*matmul_evaluations, *attention_evaluations, *library_evaluations]
 

@@ -91,9 +91,9 @@ _WITHOUT_EFFECT: Final = frozenset(
 VALUE_SYNONYMS: Final = MappingProxyType(
     {
         "vpp": "interleaved", "zero_bubble": "zb-1p", "zb": "zb-1p", "zb_h1": "zb-1p", "zb_h2": "zb-2p",
-        "fa2": "flash2", "fa3": "flash3", "flash_attention": "flash", "flash_attn": "flash",
-        "flash_attention_2": "flash2", "flash_attention_3": "flash3", "eager": "standard",
-        "float8": "fp8", "mixed": "bf16", "amp": "bf16", "half": "fp16", "float16": "fp16",
+        "fa2": "flash2", "fa3": "flash3", "fa4": "flash4", "flash_attention": "flash", "flash_attn": "flash",
+        "flash_attention_2": "flash2", "flash_attention_3": "flash3", "flash_attention_4": "flash4",
+        "eager": "standard", "float8": "fp8", "mixed": "bf16", "amp": "bf16", "half": "fp16", "float16": "fp16",
         "deepspeed": "zero3", "fully_shard": "fsdp", "checkpoint": "full", "checkpointing": "full",
         "activation_checkpointing": "full", "gradient_checkpointing": "full",
     }

@@ -3,7 +3,7 @@
 Arithmetic is slower than in isolated kernels (power limit under a mix of kernels on real values), and the
 whole job runs at the speed of its slowest GPU: `SustainedKernels.from_rate`. How much longer a kernel takes
 is given by the kernel model, which knows whether it is compute or memory bound; memory-bound and
-launch-bound kernels keep their times. Flash attention of an older library than the timed one takes as much
+launch-bound kernels keep their times. Flash attention of an older library than a record has timed takes as much
 longer as the kernel model says of the two, each with its own constants (`KernelEfficiency.attention_libraries`).
 The same is applied to modelled and to recorded times of whatever origin, since both are of isolated kernels.
 Exception: for a record with in-situ factors (`cost.in_situ`), the sustained rate of one GPU under a step's
@@ -57,14 +57,14 @@ def job_rate(effects: TrainingDerating, gpus: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLibraries:
-    """The library of flash attention that a step runs, and the one that was timed.
+    """The library of flash attention that a step runs, and the one that a record timed.
 
     accelerator: as packaged, since the constants of a record's fit are those of the library that it timed.
     """
 
     accelerator: Accelerator
     requested: AttentionBackend
-    timed: AttentionBackend = AttentionBackend.FLASH
+    timed: AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +117,10 @@ class SustainedKernels:
     ) -> "SustainedKernels":
         """Kernels of a step whose arithmetic runs at `rate` relative to isolated kernels.
 
-        low_precision_factor: further factor on the rate in block-scaled formats; attention: None: what was timed.
+        low_precision_factor: further factor on the rate in block-scaled formats; attention: None: what was timed, or
+        the model's.
         """
-        in_step_model = Roofline(model.accelerator, rate, low_precision_factor)
+        in_step_model = Roofline(model.accelerator, rate, low_precision_factor, model.attention)
         other_attention = None if attention is None else _OtherAttention.from_libraries(attention, rate)
         return cls(isolated, model, in_step_model, other_attention)
 

@@ -140,7 +140,7 @@ FASTEST_ATTENTION: Final = "flash"  # the flash attention library whose constant
 SDPA_ATTENTION: Final = "sdpa"  # what PyTorch takes: one of the libraries, by accelerator
 FLASH_ATTENTION2: Final = "flash2"
 FLASH_ATTENTION1: Final = "flash1"
-ATTENTION_LIBRARIES: Final = (FLASH_ATTENTION2, "flash3", "cudnn")
+ATTENTION_LIBRARIES: Final = (FLASH_ATTENTION2, "flash3", "flash4", "cudnn")
 """Libraries with flash attention; the first is the default."""
 MEASURED_ATTENTION: Final = (*ATTENTION_LIBRARIES, SDPA_ATTENTION)
 """What accelerator files have constants of: libraries, and one as PyTorch calls it, under load."""

@@ -26,7 +26,8 @@ _MAX_FILE: Final = 1_000_000
 _MAX_NEIGHBOURS: Final = 64
 _STAGES: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _ATTENTION: Final = {
-    "flash_attention_2": "flash2", "fa2": "flash2", "flash_attention_3": "flash3", "fa3": "flash3", "sdpa": "sdpa",
+    "flash_attention_2": "flash2", "fa2": "flash2", "flash_attention_3": "flash3", "fa3": "flash3",
+    "flash_attention_4": "flash4", "fa4": "flash4", "sdpa": "sdpa",
     "eager": "standard", "disabled": "standard", "auto": None, "xformers": "sdpa",
 }  # fmt: skip
 _FSDP2_ATTENTION: Final = "kernels-community/"

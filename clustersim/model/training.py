@@ -22,14 +22,15 @@ class AttentionBackend(Enum):
     scores to memory (PyTorch's math backend).
     SDPA is what PyTorch's scaled_dot_product_attention takes first since its release 2.11: cuDNN on some GPUs
     (`KernelEfficiency.sdpa_library`), else FlashAttention-2. CUDNN is NVIDIA's library (Transformer Engine's
-    default from Hopper on); FLASH3 is FlashAttention's third version, for Hopper alone. FLASH2 and FLASH1 are its
-    second (since July 2023, PyTorch's since 2.2) and its first (Triton's of that time is similar), which do not
-    reach the full rate of newer GPUs.
+    default from Hopper on); FLASH4 and FLASH3 are FlashAttention's fourth version, for Blackwell, and third, for Hopper
+    alone. FLASH2 and FLASH1 are its second (since July 2023, PyTorch's since 2.2) and its first (Triton's of that time
+    is similar), which do not reach the full rate of newer GPUs.
     """
 
     FLASH = "flash"
     SDPA = "sdpa"
     CUDNN = "cudnn"
+    FLASH4 = "flash4"
     FLASH3 = "flash3"
     FLASH2 = "flash2"
     FLASH1 = "flash1"

@@ -50,7 +50,7 @@ _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
 # of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
 _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
-_FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
+_FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash4"}
 _LIGER_NOTE: Final = "Liger kernels"
 _FLA_NOTE: Final = "flash-linear-attention's own trainer"
 # Of both: linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py), rope, rms_norm, swiglu and

@@ -67,7 +67,7 @@ _UNSUPPORTED_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no
 _LIBRARY_OF_IMPLEMENTATION: Final = {
     **{"FA2": AttentionBackend.FLASH2, "flash_attention_2": AttentionBackend.FLASH2},
     **{"FA3": AttentionBackend.FLASH3, "FA3 full": AttentionBackend.FLASH3, "cuDNN": AttentionBackend.CUDNN},
-    "SDPA (cuDNN)": AttentionBackend.SDPA,
+    **{"FA4": AttentionBackend.FLASH4, "SDPA (cuDNN)": AttentionBackend.SDPA},
 }
 _ATTENTION_DTYPES: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},

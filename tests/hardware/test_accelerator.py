@@ -277,11 +277,11 @@ def test_a_missing_file_is_rejected() -> None:
             "training_derating.sustained_ratio: 94 ... above 0 ... up to 1.25",
         ),
         (("training_derating", "gpu_spread"), -0.01, "training_derating.gpu_spread: -0.01 ... from 0 up"),
-        (("efficiency", "attention_library"), "flash4", "efficiency.attention_library: 'flash4'"),
+        (("efficiency", "attention_library"), "flash5", "efficiency.attention_library: 'flash5'"),
         (
-            ("efficiency", "attention_libraries", "flash4"),
+            ("efficiency", "attention_libraries", "flash5"),
             {},
-            "efficiency.attention_libraries.flash4: no library",
+            "efficiency.attention_libraries.flash5: no library",
         ),
         (
             ("efficiency", "attention_libraries", "cudnn"),

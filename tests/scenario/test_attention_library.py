@@ -29,7 +29,7 @@ def test_every_library_runs_on_hopper(attention: str) -> None:
 @pytest.mark.parametrize(
     ("cluster", "attention", "sentence"),
     [
-        ("hgx-b200", "flash3", "flash3 on b200-sxm-180gb.*flash, sdpa, flash2, cudnn, flash1"),
+        ("hgx-b200", "flash3", "flash3 on b200-sxm-180gb.*flash, sdpa, flash2, flash4, cudnn, flash1"),
         ("dgx-a100", "cudnn", r"training\.attention:.*cudnn on a100-sxm-80gb.*flash, sdpa, flash2"),
     ],
 )

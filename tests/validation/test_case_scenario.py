@@ -209,9 +209,7 @@ def test_rows_of_megatron_bridge_name_the_recipe(cells: dict[str, str], recipe: 
     assert build_scenario(step_case(**cells)).framework.recipe == recipe
 
 
-@pytest.mark.parametrize(
-    ("gpu", "version", "attention"), [("h200-sxm-141gb", "3", "flash3"), ("h200-sxm-141gb", "4", "flash")]
-)
+@pytest.mark.parametrize(("gpu", "version", "attention"), [("h200-sxm-141gb", "3", "flash3"), ("b200", "4", "flash4")])
 def test_notes_name_liger_kernels_and_the_version_of_flash_attention(gpu: str, version: str, attention: str) -> None:
     notes = f"fused Liger kernels; FlashAttention-{version}"
     case = step_case(**DP_ONLY, framework="deepspeed 0.19 (Hugging Face, Liger)", gpu=gpu, notes=notes)

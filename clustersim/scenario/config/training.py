@@ -278,8 +278,8 @@ class TrainingConfig(ConfigModel):
     recompute: RecomputeConfig = RecomputeConfig.model_validate("none")
     """activation recomputation in backward; left out: none"""
     attention: Annotated[AttentionBackend | None, enum_parser(AttentionBackend)] = None
-    """flash: the fastest library; sdpa: what PyTorch's scaled_dot_product_attention takes; cudnn; flash3, flash2,
-    flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
+    """flash: the fastest library; sdpa: what PyTorch's scaled_dot_product_attention takes; cudnn; flash4, flash3,
+    flash2, flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
     backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
