@@ -14,7 +14,7 @@ def ring_blocks(layout: Layout, training: Training) -> int:
     """Blocks of keys for each of which flash attention runs a kernel of its own; 1: one kernel for all."""
     is_flash = training.attention is not AttentionBackend.STANDARD and training.recipe.attention is None
     has_blocks = training.overheads.ring_attention is RingAttention.BLOCKS and layout.cp_kind in BLOCK_RING_KINDS
-    return layout.cp if is_flash and has_blocks and layout.cp_balanced else 1
+    return layout.cp if is_flash and has_blocks else 1
 
 
 def attention_exchange(

@@ -29,6 +29,7 @@ from clustersim.validation.training_precision import is_high_precision
 _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True, "update": "sequential"},  # by DeepSpeed
+    "parameter offloading on": {"parameters": True},  # FSDP2's CPUOffloadPolicy
 }
 _MUON_NOTE: Final = "optimizer muon"
 RECOMPUTE_MODES: Final = {

@@ -47,6 +47,7 @@ _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
 _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
+_CHUNKED_NLL_NOTE: Final = "chunked_nll"  # TRL's name
 # of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
 _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
@@ -153,6 +154,7 @@ class FrameworkDefaults:
             return {"loss": "fused_linear", "fused": [*_KERNEL_LIBRARY_FUSES]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
+        stated_loss |= {"loss": "chunked_nll"} if _CHUNKED_NLL_NOTE in notes else {}
         if _FLA_NOTE in notes:
             return stated_loss | {"fused": [*_KERNEL_LIBRARY_FUSES]}
         if _FOREACH_ADAM_NOTE in notes:

@@ -7,6 +7,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.build import build_plan
 from clustersim.model.kernels import ATTENTION_KINDS, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.operators import Operator
 from clustersim.program.task import CollectiveType
 from tests.parallel.test_context_parallel import HEAD_DIM, HEADS, KV_HEADS, SEQUENCE, context_ops, scenario
 
@@ -22,10 +23,19 @@ def ring(kind: str = "ring", *, fused: bool = True, **overheads: Any) -> Scenari
     return scenario(kind, cp=RANKS, training=training | {"overheads": BLOCKS | overheads})
 
 
+def replace_layout(built: Scenario, **changes: Any) -> Scenario:
+    """The scenario with another layout."""
+    return built.with_overrides(*(f"layout.{key}={str(value).lower()}" for key, value in changes.items()))
+
+
+def layer_operators(built: Scenario) -> tuple[Operator, ...]:
+    """The operators of a layer."""
+    return next(iter(build_plan(built).layer_by_spec.values())).operators
+
+
 def core_kernels(built: Scenario, *, backward: bool = False) -> list[Kernel]:
     """Kernels of attention's core in one pass."""
-    operators = next(iter(build_plan(built).layer_by_spec.values())).operators
-    (core,) = [operator for operator in operators if operator.name == "attention.core"]
+    (core,) = [operator for operator in layer_operators(built) if operator.name == "attention.core"]
     return list(core.input_gradient if backward else core.forward)
 
 
@@ -45,6 +55,39 @@ def test_blocks_compute_what_one_kernel_does(backward: bool) -> None:
     (whole,) = [kernel for kernel in core_kernels(scenario(), backward=backward) if kernel.kind in ATTENTION_KINDS]
     assert len(blocks) == RANKS
     assert sum(kernel.flops for kernel in blocks) == pytest.approx(whole.flops)
+
+
+def test_an_unbalanced_last_rank_has_one_causal_square_and_whole_ones() -> None:
+    """2P - 1 causal squares in all, where a balanced rank has P; its kernels have as many queries as keys."""
+    unbalanced = replace_layout(ring(), cp_balanced=False)
+    first, *later = [kernel for kernel in core_kernels(unbalanced) if kernel.kind in ATTENTION_KINDS]
+    balanced = [kernel for kernel in core_kernels(ring()) if kernel.kind in ATTENTION_KINDS]
+    assert [kernel.flops / first.flops for kernel in later] == pytest.approx([2.0] * (RANKS - 1))
+    total = first.flops + sum(kernel.flops for kernel in later)
+    assert total == pytest.approx((2 - 1 / RANKS) * sum(kernel.flops for kernel in balanced), rel=1e-3)
+    assert {(kernel.shape.causal, kernel.shape.key) for kernel in later} == {(False, SEQUENCE // RANKS)}
+
+
+def test_buffers_of_sums_in_flight() -> None:
+    """FP32: of keys received, sent, received next; the larger sum twice; queries; and the keys' concatenation."""
+    (core,) = [operator for operator in layer_operators(ring("ring")) if operator.name == "attention.core"]
+    assert core.temporary_bytes == 4 * (QUERIES + 3 * KEYS + max(QUERIES, KEYS)) + 2 * KEYS
+
+
+@pytest.mark.parametrize("framework", [{"name": "pytorch", "torch_compile": True}, "megatron"])
+@pytest.mark.parametrize("kind", ["ring", "all_gather"])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_balanced_halves_are_never_slower(framework: Any, kind: str, tp: int) -> None:
+    """Also where the ring crosses nodes, so that messages and not kernels bound it."""
+    mapping = {
+        "model": {"preset": "llama3-8b", "layers": 2},
+        "cluster": {"name": "dgx-h100", "gpus": 16 * tp},
+        "layout": {"cp": {"degree": 8, "kind": kind}, "tp": tp, "dp": 2, "data": "zero1"},
+        "training": {"sequence": 16384, "global_batch": 2},
+        "framework": framework,
+    }
+    balanced = Scenario.from_mapping(mapping)
+    assert simulate(balanced).step_time <= simulate(replace_layout(balanced, cp_balanced=False)).step_time
 
 
 def test_compiled_merges_are_one_kernel_each() -> None:
@@ -90,7 +133,7 @@ def test_blocks_are_never_faster_than_one_kernel(kind: str) -> None:
     assert one < simulate(ring(kind)).step_time < simulate(ring(kind, fused=False)).step_time
 
 
-@pytest.mark.parametrize("layout", [{"cp": 1}, {"cp": 8, "cp_kind": "ulysses"}, {"cp": 8, "cp_balanced": False}])
+@pytest.mark.parametrize("layout", [{"cp": 1}, {"cp": 8, "cp_kind": "ulysses"}])
 def test_other_layouts_have_one_kernel(layout: dict[str, Any]) -> None:
     """One rank has no blocks, ranks that exchange heads none, and consecutive queries no equal ones."""
     training = {"sequence": SEQUENCE, "global_batch": 8, "overheads": BLOCKS}
