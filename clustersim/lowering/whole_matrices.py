@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clustersim.common.units import Bytes
+from clustersim.lowering.matrix_batches import exchange_rounds, in_batches
 from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
 from clustersim.model.optimizers import Muon, MuonDistribution, Soap
 from clustersim.model.soap import matrix_kernels
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.matrix_owners import (
-    MatrixCounts,
     SharedMatrix,
     busiest_owner,
     busiest_slice,
@@ -61,19 +61,19 @@ class WholeMatrixLowering:
         match distribution, group.shard_group:
             case MuonDistribution.LAYER_WISE, CommGroup():
                 owned = busiest_owner(count_matrices(matrices), self.optimizer, group.shard_count)
-                self._add_iterations(_in_batches(matrices, owned, self.optimizer))
+                self._add_iterations(in_batches(matrices, owned, self.optimizer))
             case MuonDistribution.ALL_TO_ALL, CommGroup() as comm_group:
                 self._add_exchanges(matrices, comm_group, group.shard_count)
             case MuonDistribution.GATHER, CommGroup() as comm_group if plan.layout.data.shards_parameters:
                 for unit in layers:
                     elements = sum(shared.matrix.elements * shared.matrix.count for shared in unit)
-                    self._add_gathered(_in_batches(unit, count_matrices(unit), self.optimizer), elements, comm_group)
+                    self._add_gathered(in_batches(unit, count_matrices(unit), self.optimizer), elements, comm_group)
             case MuonDistribution.GATHER, CommGroup() as comm_group:
                 touched, missing = busiest_slice(matrices, self.optimizer, group.shard_count)
                 payload = missing * group.shard_count / (group.shard_count - 1)  # of which this rank has one share
-                self._add_gathered(_in_batches(matrices, touched, self.optimizer), payload, comm_group)
+                self._add_gathered(in_batches(matrices, touched, self.optimizer), payload, comm_group)
             case _:
-                self._add_iterations(_in_batches(matrices, count_matrices(matrices), self.optimizer))
+                self._add_iterations(in_batches(matrices, count_matrices(matrices), self.optimizer))
 
     def _add_iterations(self, batches: Counter[SharedMatrix], depends_on: tuple[int, ...] = ()) -> None:
         """Orthogonalize matrices one after the other, after `depends_on` or the momentum's update."""
@@ -92,29 +92,37 @@ class WholeMatrixLowering:
         if not elements:
             self._add_iterations(batches)
             return
-        gather = self._add_collective("gather momentum", CollectiveType.ALL_GATHER, comm_group, elements)
+        gather = self._gather(comm_group, elements)
         self._add_iterations(batches, (gather,))
 
     def _add_exchanges(self, matrices: Sequence[SharedMatrix], comm_group: CommGroup, ranks: int) -> None:
-        """Exchange equal matrices, one (or one batch) for each rank at a time, and send them back."""
-        counts = _batch_sizes(matrices, self.optimizer)
-        for shared, total in sorted(count_matrices(matrices).items()):
-            size = min(counts[shared], -(-total // ranks))
-            full_rounds, remainder = divmod(total, size * ranks)
-            last_size = -(-remainder // ranks)
-            for count, exchanged in [(size, size * ranks)] * full_rounds + [(last_size, remainder)] * bool(remainder):
-                elements = shared.matrix.elements * exchanged / ranks
-                receive = self._add_collective("exchange momentum", CollectiveType.ALL_TO_ALL, comm_group, elements)
-                self._add_iterations(Counter({shared.with_count(count): 1}), (receive,))
-                self._return(comm_group, elements)
+        """Exchange equal matrices, one (or one batch) for each rank at a time, and send them back.
 
-    def _add_collective(self, name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> int:
-        """Add a collective that a later iteration waits for; return its task."""
+        Messages keep their order, so that those of the next round are sent for before this one's are returned.
+        """
+        rounds = [*exchange_rounds(matrices, self.optimizer, ranks)]
+        received = [self._exchange(comm_group, elements) for _, elements in rounds[:1]]
+        for index, (batch, elements) in enumerate(rounds):
+            following = rounds[index + 1 : index + 2]
+            if self.optimizer.overlap:
+                received += [self._exchange(comm_group, size) for _, size in following]
+            self._add_iterations(Counter({batch: 1}), (received[index],))
+            self._return(comm_group, elements)
+            if not self.optimizer.overlap:
+                received += [self._exchange(comm_group, size) for _, size in following]
+
+    def _exchange(self, comm_group: CommGroup, elements: float) -> int:
+        """Exchange shards for whole matrices, while those of one round at most wait for their iteration."""
+        comm_op = _comm_op("exchange momentum", CollectiveType.ALL_TO_ALL, comm_group, elements)
+        inputs = [self.after, *self._computed[-1:], *(() if self.optimizer.overlap else self.sent[-1:])]
+        return self.builder.add_dp_collective(comm_op, inputs)
+
+    def _gather(self, comm_group: CommGroup, elements: float) -> int:
+        """Gather matrices that a later iteration waits for; return the task."""
         ahead = _AHEAD if self.optimizer.overlap else 1
         inputs = [self.after, *self._computed[-ahead : len(self._computed) - ahead + 1]]
-        if not self.optimizer.overlap:
-            inputs += self.sent[-1:]
-        return self.builder.add_dp_collective(_comm_op(name, collective, comm_group, elements), inputs)
+        comm_op = _comm_op("gather momentum", CollectiveType.ALL_GATHER, comm_group, elements)
+        return self.builder.add_dp_collective(comm_op, inputs)
 
     def _return(self, comm_group: CommGroup, elements: float) -> None:
         """Send the matrices that were orthogonalized last back to the ranks whose shards they are."""
@@ -124,29 +132,6 @@ class WholeMatrixLowering:
 
 def _comm_op(name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> CommOp:
     return CommOp(name, collective, comm_group.name, float(elements * _ITERATE_BYTES))
-
-
-def _batch_sizes(matrices: Sequence[SharedMatrix], optimizer: Muon | Soap) -> dict[SharedMatrix, int]:
-    """How many equal matrices are orthogonalized at once: those of a layer, or one."""
-    sizes: dict[SharedMatrix, int] = {}
-    for shared in matrices:
-        sizes[shared.single] = max(
-            sizes.get(shared.single, 1),
-            shared.matrix.count if (isinstance(optimizer, Muon) and optimizer.batched) else 1,
-        )
-    return sizes
-
-
-def _in_batches(
-    matrices: Sequence[SharedMatrix], counts: MatrixCounts, optimizer: Muon | Soap
-) -> Counter[SharedMatrix]:
-    """Matrices of one rank in the batches in which they are orthogonalized. matrices: of all ranks; counts: its own."""
-    batches: Counter[SharedMatrix] = Counter()
-    for shared, size in _batch_sizes(matrices, optimizer).items():
-        full, remainder = divmod(counts.get(shared, 0), size)
-        batches[shared.with_count(size)] += full
-        batches[shared.with_count(max(remainder, 1))] += bool(remainder)
-    return +batches
 
 
 def _iteration_operations(shared: SharedMatrix, optimizer: Muon | Soap) -> Iterator[Operation]:
