@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import read_first_text
+from clustersim.interop.accelerate_parallelism import AccelerateParallelism, accelerate_parallelism
 from clustersim.interop.hub_models import hub_model
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.yaml_arguments import yaml_mapping
@@ -171,7 +172,9 @@ def _import(settings: _Settings, cluster: str, gpu_count: int | None) -> ImportR
     if model.remark is not None:
         settings.remarks.append(model.remark)
     layout, offload, framework = _layout(settings, accelerate, gpus)
-    training = _training(settings, gpus // (layout.get("tp", 1) * layout.get("cp", 1)))
+    fsdp_keys, replicas = accelerate.get("fsdp_config") or {}, gpus // (layout.get("tp", 1) * layout.get("cp", 1))
+    training = _training(settings, replicas, fsdp_keys)
+    offload |= _activation_offload(settings, fsdp_keys)
     mapping = {
         **({} if model.section is None else {"model": model.section}),
         "cluster": {"name": cluster, "gpus": gpus},
@@ -183,7 +186,7 @@ def _import(settings: _Settings, cluster: str, gpu_count: int | None) -> ImportR
     return ImportResult(mapping, tuple(map(str, ignored)), tuple(settings.remarks))
 
 
-def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
+def _training(settings: _Settings, replicas: int, fsdp_keys: Mapping[str, Any]) -> dict[str, Any]:
     microbatch = settings.integer("micro_batch_size", "per_device_train_batch_size", default=8)
     accumulation = settings.integer("gradient_accumulation_steps", default=1)
     names = ("sequence_len", "cutoff_len", "max_seq_length", "max_length", "model_max_length", "block_size")
@@ -198,11 +201,16 @@ def _training(settings: _Settings, replicas: int) -> dict[str, Any]:
         "microbatch": microbatch,
         "precision": _precision(settings),
     }
-    if _checkpoints(settings):
+    if _checkpoints(settings) or fsdp_keys.get("fsdp_activation_checkpointing") is True:
         training["recompute"] = "full"
     attention = _attention(settings)
     if attention is not None:
         training["attention"] = attention
+    loss = settings.get("loss_type")
+    if loss == "chunked_nll":  # TRL, trl/trainer/sft_config.py
+        training["loss"] = loss
+    elif loss not in (None, "nll"):
+        settings.remarks.append(f"loss_type {loss} is taken for cross-entropy")
     if _fuses_linear_loss(settings):
         training["loss"] = "fused_linear"
         settings.remarks.append("Liger's loss is read; its other kernels are those of training.fused")
@@ -296,13 +304,16 @@ def _layout(
     settings: _Settings, accelerate: Mapping[str, Any], gpus: int
 ) -> tuple[dict[str, Any], dict[str, Any], str]:
     """How ranks share the work, what is offloaded, and the framework that does it."""
-    tp = settings.integer("tensor_parallel_size", default=1)
-    cp = settings.integer("context_parallel_size", "sequence_parallel_degree", default=1)
+    stated = accelerate_parallelism(accelerate, "accelerate's configuration")
+    tp = settings.integer("tensor_parallel_size", default=stated.tp)
+    cp = settings.integer("context_parallel_size", "sequence_parallel_degree", default=stated.cp)
     if gpus % (tp * cp):
         raise InputError(
             f"{settings.source}: {gpus} GPUs are no multiple of tp {tp} x cp {cp}; give --gpus {tp * cp} or so"
         )
     layout: dict[str, Any] = {name: degree for name, degree in (("tp", tp), ("cp", cp)) if degree > 1}
+    if stated.cp_kind and cp == stated.cp:
+        layout["cp_kind"] = stated.cp_kind
     deepspeed = settings.get("deepspeed") or _deepspeed_of(accelerate)
     if deepspeed:
         strategy, offload = _zero(settings, deepspeed)
@@ -310,15 +321,15 @@ def _layout(
     fsdp = settings.get("fsdp", "fsdp_config", "fsdp_version") or (accelerate.get("distributed_type") == "FSDP")
     if fsdp:
         keys = {**(accelerate.get("fsdp_config") or {}), **(settings.get("fsdp_config") or {})}
-        return layout | {"data": _fsdp(settings, keys)}, _fsdp_offload(settings, keys), "transformers"
+        return layout | {"data": _fsdp(settings, keys, stated)}, _fsdp_offload(settings, keys), "transformers"
     return layout | {"data": "ddp"}, {}, "transformers"
 
 
-def _fsdp(settings: _Settings, keys: Mapping[str, Any]) -> Any:
+def _fsdp(settings: _Settings, keys: Mapping[str, Any], stated: AccelerateParallelism) -> Any:
     strategy = str(keys.get("fsdp_sharding_strategy", "FULL_SHARD")).upper()
     reshards = keys.get("fsdp_reshard_after_forward", keys.get("reshard_after_forward"))
-    replicate = settings.integer("dp_replicate_size", default=1)
-    shard = settings.get("dp_shard_size")
+    replicate = settings.integer("dp_replicate_size", default=stated.dp_replicate)
+    shard = settings.get("dp_shard_size") or stated.dp_shard
     if strategy in ("NO_SHARD", "3"):
         return "ddp"
     if strategy in ("HYBRID_SHARD", "4", "HYBRID_SHARD_ZERO2") or replicate > 1:
@@ -331,6 +342,14 @@ def _fsdp_offload(settings: _Settings, keys: Mapping[str, Any]) -> dict[str, Any
     options = settings.get("fsdp")
     is_offloaded = keys.get("fsdp_offload_params", keys.get("offload_params")) is True or "offload" in str(options)
     return {"parameters": True} if is_offloaded else {}
+
+
+def _activation_offload(settings: _Settings, fsdp_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Checkpointed layers' inputs in host memory (transformers pull request 48444, accelerate's 4175)."""
+    options = settings.get("gradient_checkpointing_kwargs")
+    is_offloaded = isinstance(options, Mapping) and options.get("offload") is True
+    is_offloaded |= fsdp_keys.get("fsdp_activation_checkpointing_offload") is True
+    return {"activations": "all"} if is_offloaded else {}
 
 
 def _zero(settings: _Settings, deepspeed: object) -> tuple[Any, dict[str, Any]]:

@@ -99,6 +99,54 @@ def test_accelerate_s_configuration_next_to_the_file_says_how_it_is_launched(tmp
     assert _import(ARGUMENTS, tmp_path, None).mapping["layout"]["data"] == "zero3"
 
 
+@pytest.mark.parametrize(
+    ("keys", "layout"),
+    [
+        ({"cp_size": 8}, {"cp": 8, "cp_kind": "all_gather", "data": "fsdp"}),
+        ({"cp_size": 4, "cp_comm_strategy": "alltoall"}, {"cp": 4, "cp_kind": "ring", "data": "fsdp"}),
+        ({"sp_size": 8}, {"cp": 8, "cp_kind": "ulysses", "data": "fsdp"}),
+        (
+            {"cp_size": 2, "tp_size": 2, "dp_replicate_size": 2, "dp_shard_size": 2},
+            {"tp": 2, "cp": 2, "cp_kind": "all_gather", "data": {"hsdp": {"shard": 2}}},
+        ),
+    ],
+)
+def test_accelerate_s_parallelism_splits_sequences(
+    tmp_path: Path, keys: dict[str, Any], layout: dict[str, Any]
+) -> None:
+    assert _import(ARGUMENTS, _launched(tmp_path, keys), 16).mapping["layout"] == layout
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"cp_sise": 2}, "did you mean cp_size?"),
+        ({"cp_size": 0}, "parallelism_config_cp_size: 0 is not a whole number above 0"),
+        ({"cp_comm_strategy": "p2p"}, "'p2p' is not read; allgather and alltoall is"),
+        ({"cp_size": 2, "sp_size": 2}, "one of them splits sequences"),
+    ],
+)
+def test_another_parallelism_of_accelerate_is_refused_by_key(
+    tmp_path: Path, keys: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        _import(ARGUMENTS, _launched(tmp_path, keys), 16)
+
+
+def test_chunked_losses_and_offloaded_checkpoints_of_trl() -> None:
+    change = {"loss_type": "chunked_nll", "gradient_checkpointing": True}
+    training = _import({**ARGUMENTS, **change, "gradient_checkpointing_kwargs": {"offload": True}}).mapping["training"]
+    assert (training["loss"], training["recompute"]) == ("chunked_nll", "full")
+    assert training["offload"] == {"activations": "all"}
+
+
+def _launched(folder: Path, parallelism: dict[str, Any]) -> Path:
+    keys = {f"parallelism_config_{key}": value for key, value in parallelism.items()}
+    configuration = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "parallelism_config": keys}
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    return folder
+
+
 def test_fsdp_of_axolotl() -> None:
     sharded = {**AXOLOTL, "fsdp": ["full_shard", "auto_wrap"], "fsdp_config": {"fsdp_offload_params": True}}
     mapping = _import(sharded).mapping
