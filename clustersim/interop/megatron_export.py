@@ -374,8 +374,7 @@ def _optimizer_flags(optimizer: AnyOptimizer) -> Iterator[Flag]:
     defaults = Muon()
     yield "optimizer", "muon"
     yield from [("muon-num-ns-steps", str(optimizer.steps))] if optimizer.steps != defaults.steps else []
-    if optimizer.tensor_parallel is not defaults.tensor_parallel:
-        yield "muon-tp-mode", optimizer.tensor_parallel.value
+    yield "muon-tp-mode", optimizer.tensor_parallel.value
     yield from [("muon-use-syrk",)] if optimizer.symmetric else []
     yield from [("muon-scalar-optimizer", optimizer.scalar.value)] if optimizer.scalar is not defaults.scalar else []
 

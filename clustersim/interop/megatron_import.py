@@ -29,6 +29,7 @@ from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainin
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
 from clustersim.interop.shell.unknowns import HOLE, Decision, Unknowns
+from clustersim.model.optimizers import MuonTensorParallel
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
@@ -510,7 +511,7 @@ def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
     defaults = OptimizerConfig()
     keys: dict[str, Any] = {
         "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),
-        "tensor_parallel": parsed.text("muon-tp-mode", defaults.tensor_parallel.value),
+        "tensor_parallel": parsed.text("muon-tp-mode", _muon_tensor_parallel(parsed).value),
         "symmetric": parsed.has("muon-use-syrk"),
         "scalar": parsed.text("muon-scalar-optimizer", defaults.scalar.value),
     }
@@ -518,6 +519,12 @@ def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
     plain_defaults["scalar"] = defaults.scalar.value
     stated = {key: value for key, value in keys.items() if value != plain_defaults[key]}
     return {"name": "muon", **stated} if stated else "muon"
+
+
+def _muon_tensor_parallel(parsed: MegatronArguments) -> MuonTensorParallel:
+    """Megatron-LM's default, shards by themselves (megatron/core/optimizer/optimizer_config.py); moot with tp 1."""
+    tp = parsed.positive_integer("tensor-model-parallel-size")
+    return MuonTensorParallel.BLOCKWISE if tp > 1 else OptimizerConfig().tensor_parallel
 
 
 def _loss_config(parsed: MegatronArguments) -> str | None:

@@ -233,6 +233,12 @@ def test_deepspeed_sequence_parallel_ranks_exchange_heads() -> None:
     [
         ("--optimizer lion", "lion", "ddp"),
         ("--optimizer muon", "muon", "ddp"),
+        (
+            "--optimizer muon --tensor-model-parallel-size 2",
+            {"name": "muon", "tensor_parallel": "blockwise"},
+            "ddp",
+        ),
+        ("--optimizer muon --tensor-model-parallel-size 2 --muon-tp-mode duplicated", "muon", "ddp"),
         ("--optimizer dist_muon", "muon", "zero"),
         ("--optimizer muon --use-distributed-optimizer", "muon", "zero"),
         (
