@@ -27,12 +27,19 @@ from clustersim.interop.shell.placeholders import with_placeholders_as_holes
 from clustersim.interop.shell.pure_commands import quiet_pattern, run_pure
 from clustersim.interop.shell.scanning import raw_words, single_quoted_positions
 from clustersim.interop.shell.state import ShellState, Value, Variant
-from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
-from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknowns, negate, unmarked
+from clustersim.interop.shell.syntax import (
+    MAX_SCRIPT,
+    assigned_names,
+    faulty_nodes,
+    first_line,
+    node_text,
+    parse_script,
+)
+from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknowns, mark_split, negate, unmarked
 
 _MAX_STEPS: Final = 20_000
 _MAX_SECONDS: Final = 5.0
-"""Time to evaluate a script; launch scripts take a tenth of a second."""
+"""CPU time to evaluate a script; launch scripts take a tenth of a second."""
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
 _MAX_EARLY_ENDS: Final = 200
@@ -48,6 +55,7 @@ _WRAPPERS: Final = (
     "docker", "podman", "enroot", "sbatch", "salloc",
 )  # fmt: skip
 """Programs that run a script which is among their arguments."""
+_READ: Final = re.compile(r"\bread\b")
 _IGNORED_STATEMENTS: Final = ("comment", "heredoc_body", ";", ";;", "&", "\n", ";&", ";;&")
 
 
@@ -173,7 +181,7 @@ class _Interpreter:
         self._unknowns = run.unknowns
         self._expander = Expander(run.unknowns, state, self._substitute)
         self._steps = 0
-        self._started = time.monotonic()
+        self._started = time.thread_time()
         self._depth = 0
         self._line_offset: int | None = None
         self._frames: list[_Frame] = []
@@ -216,7 +224,7 @@ class _Interpreter:
         self._steps += 1
         if self._steps > _MAX_STEPS:
             raise InputError(f"{self._source}: runs more than {_MAX_STEPS:,} commands; a launch script has fewer")
-        if time.monotonic() - self._started > _MAX_SECONDS:
+        if time.thread_time() - self._started > _MAX_SECONDS:
             raise InputError(
                 f"{self._source}: takes more than {_MAX_SECONDS:.0f} s to evaluate, as too much of it is not known; "
                 "give its variables with --define, or the arguments alone"
@@ -366,12 +374,14 @@ class _Interpreter:
         decision = truth.decision
         if decision.number in self._unknowns.assumed:
             return self._branch(truth.outcomes[self._unknowns.assumed[decision.number]], then, otherwise)
-        before = self._state.copy()
+        before, stdin = self._state.copy(), self._stdin
+        rests: set[str | None] = set()
         ends: list[ShellState | None] = []
         statuses: list[Truth] = []
         jumps: list[Exception] = []
         for outcome in (0, 1):
             self._state.restore(before.copy())
+            self._stdin = stdin
             with self._unknowns.assuming({decision.number: outcome}):
                 try:
                     statuses.append(self._branch(truth.outcomes[outcome], then, otherwise))
@@ -381,6 +391,8 @@ class _Interpreter:
                     jumps.append(jump)
                     statuses.append(False)
                     ends.append(None)
+            rests.add(self._stdin)
+        self._stdin = rests.pop() if len(rests) == 1 else None
         if len(jumps) == len(ends):
             raise self._joint_jump(jumps)
         self._merge(decision, ends[0], ends[1])
@@ -550,11 +562,20 @@ class _Interpreter:
         expected = node.children[0].type == "while"
         with self._loop():
             for _ in range(_MAX_ITERATIONS):
-                if self._condition(condition) is not expected:
+                truth = self._condition(condition)
+                if truth is not expected:
+                    self._forget_what_it_assigns(node, condition, truth)
                     return True
                 if not self._iteration(body):
                     return True
         raise InputError(f"{self._source}: line {self._line(first_line(node))}: a loop does not end")
+
+    def _forget_what_it_assigns(self, node: Node, condition: Sequence[Node], truth: Truth) -> None:
+        """Where a loop reads lines that are not known, neither are the variables that its iterations set."""
+        if isinstance(truth, bool) or not any(_READ.search(node_text(one)) for one in condition):
+            return
+        for name in assigned_names(node):
+            self._state.variables[name] = self._unknowns.unknown(f"${name}", self._line(first_line(node)))
 
     def _function(self, node: Node) -> Truth:
         self._state.functions[node_text(node.children_by_field_name("name")[0])] = (node, self._line_offset)
@@ -697,7 +718,7 @@ class _Interpreter:
 
     def _redirected(self, node: Node) -> Truth:
         body = next(iter(node.children_by_field_name("body")), None)
-        redirects = node.children_by_field_name("redirect")
+        redirects = [child for child in node.children if child.type.endswith("_redirect")]
         stdin = self._redirected_input(redirects)
         target = self._target(redirects)
         if body is None:
@@ -719,11 +740,21 @@ class _Interpreter:
 
     def _redirected_input(self, redirects: Sequence[Node]) -> str | None:
         for redirect in redirects:
+            text = node_text(redirect)
             if redirect.type == "heredoc_redirect":
                 return self._heredoc(redirect)
             if redirect.type == "herestring_redirect":
-                return self._expander.scalar(node_text(redirect).removeprefix("<<<").strip()) + "\n"
+                return self._expander.scalar(text.removeprefix("<<<").strip()) + "\n"
+            if redirect.type == "file_redirect" and re.match(r"0?<[^&]", text):
+                return self._file_input(text.partition("<")[2].strip())
         return None
+
+    def _file_input(self, place: str) -> str:
+        """The text of a file, or the output of `<( ... )`."""
+        if place.startswith("<("):
+            return self._substitute(place[2:-1], self._expander.line) + "\n"
+        content = self._read(self._expander.scalar(place))
+        return self._unknowns.unknown(f"<{place}", self._expander.line) if content is None else content
 
     def _heredoc(self, node: Node) -> str:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
@@ -768,8 +799,9 @@ class _Interpreter:
                 shell_words += self._expander.shell_words(node_text(child))
         self._expander.line = line
         stdin = self._redirected_input(redirects)
-        saved = self._stdin
-        self._stdin = saved if stdin is None else stdin
+        if stdin is None:
+            return self._simple(shell_words, assigned, line)
+        saved, self._stdin = self._stdin, stdin
         try:
             return self._simple(shell_words, assigned, line)
         finally:
@@ -1181,23 +1213,38 @@ class _Interpreter:
         return True
 
     def _read_variables(self, shell_words: list[str]) -> Truth:
-        """`read`: from a here-string or a here-document that is known."""
+        """`read`: the next line of its input; whether there is one is not known where its text is not."""
         names = [word for word in shell_words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
         options = " ".join(word for word in shell_words[1:] if word.startswith("-"))
-        text = self._stdin
-        if "a" in options.replace("-d", ""):
-            self._state.assign(names[-1], tuple((text or "").split()))
-            return True
-        if text is None:
-            for name in names:
-                self._state.assign(name, self._unknowns.unknown(f"${name}", self._expander.line))
-            return True
-        if "-d" in options:
-            self._state.assign(names[0], text.strip())
-            return True
-        segments = text.split("\n", 1)[0].split(None, max(len(names) - 1, 0))
+        line, status = self._next_line(is_whole="-d" in options, shown=" ".join(shell_words))
+        if "a" in options.replace("-d", "") and names:
+            self._state.assign(names[-1], tuple(line.split()) if "\0" not in line else (mark_split(line),))
+            return status
+        segments = line.split(None, max(len(names) - 1, 0)) if "-d" not in options else [line]
         for index, name in enumerate(names):
             self._state.assign(name, segments[index].strip() if index < len(segments) else "")
+        return status
+
+    def _next_line(self, *, is_whole: bool, shown: str) -> tuple[str, Truth]:
+        """The next line of the input, or all of it, and whether there is one."""
+        number = self._expander.line
+        if self._stdin is None or "\0" in self._stdin:
+            text = self._unknowns.unknown(f"$({shown})", number) if self._stdin is None else self._stdin
+            line = text if is_whole else text.partition("\n")[0]
+            return line, self._unknowns.undecided(shown, number, self._unknowns.names([text]))
+        line, end, rest = (self._stdin, "", "") if is_whole else self._stdin.partition("\n")
+        self._stdin = rest
+        return line, bool(end)
+
+    def _read_lines(self, shell_words: list[str]) -> Truth:
+        """`mapfile`: an array of the input's lines."""
+        name = shell_words[-1] if re.fullmatch(r"[A-Za-z_]\w*", shell_words[-1]) else "MAPFILE"
+        if self._stdin is None or "\0" in self._stdin:
+            text = f"$({' '.join(shell_words)})"
+            hole = self._unknowns.unknown(text, self._expander.line, self._unknowns.names([self._stdin or ""]))
+            self._state.assign(name, (mark_split(hole),))
+        else:
+            self._state.assign(name, tuple(self._stdin.splitlines()))
         return True
 
     _HANDLERS: Final[Mapping[str, Callable[["_Interpreter", Node], Truth]]] = {
@@ -1246,6 +1293,8 @@ class _Interpreter:
         ".": _source_file,
         "pwd": _pwd,
         "read": _read_variables,
+        "mapfile": _read_lines,
+        "readarray": _read_lines,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from clustersim.common.errors import InputError
 MAX_SCRIPT: Final = 200_000
 """Characters of a script; launch scripts have up to 50,000."""
 _MAX_SECONDS: Final = 4.0
-"""Time to parse one; a launch script takes a hundredth. The grammar's recovery from errors may be quadratic."""
+"""CPU time to parse one; a launch script takes a hundredth. The grammar's recovery from errors may be quadratic."""
 _MAX_PIPES: Final = 1_000
 _SLICE: Final = 65_536
 _MAX_DEPTH: Final = 150
@@ -47,11 +47,11 @@ def parse_script(text: str, source: str) -> Node:
 
 
 def _parse(code: bytes, source: str) -> Node:
-    started = time.monotonic()
+    started = time.thread_time()
     try:
         tree = _parser().parse(
             lambda start, _point: code[start : start + _SLICE],
-            progress_callback=lambda *_state: time.monotonic() - started > _MAX_SECONDS,
+            progress_callback=lambda *_state: time.thread_time() - started > _MAX_SECONDS,
         )
     except ValueError:  # the callback ended it
         raise InputError(f"{source}: is no shell script that can be parsed in {_MAX_SECONDS:.0f} s") from None
@@ -87,3 +87,18 @@ def faulty_nodes(node: Node) -> Iterator[Node]:
             yield current
         elif current.has_error:
             pending += reversed(current.children)
+
+
+def assigned_names(node: Node) -> Iterator[str]:
+    """The variables that statements set: by assignments, `read`, `mapfile` and arithmetic."""
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        pending += current.named_children
+        text = node_text(current)
+        if current.type == "variable_assignment":
+            yield from re.findall(r"^\w+", text)
+        elif current.type == "command" and re.match(r"(read|mapfile|readarray)\b", text):
+            yield from re.findall(r"(?<=\s)[A-Za-z_]\w*(?=\s|$)", text.partition("<")[0])
+        elif text.startswith(("((", "let ")):
+            yield from re.findall(r"\b([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))", text)
