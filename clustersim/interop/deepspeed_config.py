@@ -72,6 +72,8 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
     path = parsed.unchecked("deepspeed_config")
     stage = parsed.text("zero-stage")
     if not is_used:
+        given = [name for name in ("zero-stage", "deepspeed_config") if parsed.has(name)]
+        parsed.assumptions += [f"--{name} has no effect, as --deepspeed is not given" for name in given]
         return None
     config = {} if path is None else _read_config(parsed, path, files)
     if config:

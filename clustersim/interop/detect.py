@@ -15,12 +15,18 @@ from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtit
 
 AUTO: Final = "auto"
 """The program's name that stands for whichever a file is of."""
-_OTHERS: Final[Mapping[str, frozenset[str]]] = {
-    "Hugging Face's TrainingArguments": frozenset({"per_device_train_batch_size"}),
-    "DeepSpeed's JSON": frozenset({"zero_optimization"}),
-    "accelerate's configuration": frozenset({"distributed_type", "mixed_precision"}),
+_WITH_MODEL: Final = "write a scenario with the model's config.json as model.path"
+_BESIDE: Final = (
+    "give the file that it belongs to, and leave this one next to it: Hugging Face's TrainingArguments (a file with "
+    "model_name_or_path and per_device_train_batch_size), axolotl's or LLaMA-Factory's YAML, or the launch script"
+)
+_OTHERS: Final = {
+    "Hugging Face's TrainingArguments, which has no model of its own": ("per_device_train_batch_size", _WITH_MODEL),
+    "DeepSpeed's JSON, which has no model of its own": ("zero_optimization", _BESIDE),
+    "accelerate's configuration, which has no model of its own": ("distributed_type", _BESIDE),
+    "a model's configuration, which has no training": ("model_type", "name it as model.path in a scenario"),
 }
-"""Files that are told apart by keys, and that have no model of their own."""
+"""Files that are told apart by a key, and what is to be done with them."""
 
 
 def _is_nccl_topology(text: str) -> bool:
@@ -59,8 +65,10 @@ def detect_program(text: str, source: str) -> str:
     printed = next((name for is_printed, name in _PRINTED if is_printed(text)), None)
     if printed is not None:
         return printed
-    if source.endswith(".py") and is_torchtitan_python(text):
-        return "torchtitan"
+    if source.endswith(".py"):
+        if is_torchtitan_python(text):
+            return "torchtitan"
+        raise InputError(f"{source}: is Python, of which torchtitan's files of jobs alone are read (Trainer.Config)")
     content = _content(text, source)
     kind = yaml_kind(content) or hugging_face_kind(content)
     if kind is not None:
@@ -89,10 +97,7 @@ def _toml_program(content: Mapping[str, Any], source: str) -> str:
     """Name torchtitan for its job files; else raise InputError that names what the file is."""
     if isinstance(content.get("model"), Mapping) and "flavor" in content["model"]:
         return "torchtitan"
-    for name, keys in _OTHERS.items():
-        if keys <= {*content}:
-            raise InputError(
-                f"{source}: is {name}, which has no model of its own; write a scenario with the model's config.json "
-                "as model.path"
-            )
+    for name, (key, remedy) in _OTHERS.items():
+        if key in content:
+            raise InputError(f"{source}: is {name}; {remedy}")
     raise InputError(f"{source}: its keys are those of no program that is read: {', '.join(map(str, [*content][:6]))}")

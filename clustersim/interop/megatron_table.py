@@ -18,6 +18,9 @@ _LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) \.{3,}(?: (.*?))?\s*$", 
 _HEADED_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) (?:\.+(?: (.*?))?| (\S.*?))\s*$", re.MULTILINE)
 """A line below the heading, where long names have no dots."""
 _PADDED: Final = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
+_ZERO_STAGE: Final = re.compile(r"\bzero_optimization_stage \.{3,} (\d)")
+"""DeepSpeed's own printout, behind the table: the stage that its JSON sets."""
+_OF_DEEPSPEED: Final = ("zero_stage", "deepspeed_config")
 _ESCAPES: Final = re.compile("\x1b\\[[0-9;]*m")
 _OFF: Final = ("None", "False", "[]", "", "torch.float32")
 """Values that no flag sets; FP32 is the default of every format."""
@@ -43,7 +46,8 @@ _DERIVED: Final[Mapping[str, str]] = {
 """Arguments that equal another one where nobody sets them."""
 _DEFAULTS: Final = {
     "hybrid_attention_ratio": "0.0", "hybrid_mlp_ratio": "0.0", "tensor_parallel_num_weight_shards": "1",
-    "expert_tensor_parallel_num_weight_shards": "1",
+    "expert_tensor_parallel_num_weight_shards": "1", "img_h": "224", "img_w": "224", "patch_dim": "16",
+    "bert_embedder_type": "megatron",
 }  # fmt: skip
 """Defaults of arguments that define another step where they differ."""
 _DTYPES: Final = {
@@ -81,11 +85,20 @@ def read_table(text: str, source: str) -> ArgumentTable:
         values.setdefault(match[1], next((group for group in match.groups()[1:] if group), ""))
     if "num_layers" not in values:
         raise InputError(f"{source}: its table of arguments has no num_layers, so it is not Megatron-LM's")
-    shell_words = list(_shell_words(values))
+    shell_words = list(_shell_words(_as_deepspeed_has_it(values, text)))
     padded = _PADDED.search(text)
     if padded:
         shell_words += ["--padded-vocab-size", padded[1]]
     return ArgumentTable(tuple(shell_words), values.get("world_size"))
+
+
+def _as_deepspeed_has_it(values: Mapping[str, str], text: str) -> Mapping[str, str]:
+    """The values without those of DeepSpeed where it is not used, and with the stage that it prints where it is."""
+    others = {name: value for name, value in values.items() if name not in _OF_DEEPSPEED}
+    if values.get("deepspeed", "False") in _OFF:
+        return others
+    printed = _ZERO_STAGE.search(text)
+    return {**others, "zero_stage": printed[1]} if printed else values
 
 
 def _shell_words(values: Mapping[str, str]) -> Iterator[str]:

@@ -85,7 +85,7 @@ def import_job(content: JobContent, source: str, cluster: str, gpu_count: int | 
     """The scenario of a job's sections; else as `import_torchtitan`."""
     config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
-    degrees = _parallel_degrees(config, gpu_count)
+    degrees = _parallel_degrees(config, gpu_count or content.world_size)
     model = flavor_model(flavor)
     if degrees.pp > 1 and flavor.name in _MODELS_WITHOUT_PIPELINE:
         raise config.error(

@@ -65,7 +65,9 @@ def read_python_job(text: str, source: str, wanted: str | None) -> PythonJob:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     jobs = [name for name, node in functions.items() if _returns_job(node)]
     if not jobs:
-        raise InputError(f"{source}: no function of it returns a Trainer.Config, as a job of torchtitan does")
+        others = dict.fromkeys(ast.unparse(node.returns) for node in functions.values() if node.returns is not None)
+        shown = f"; they return {', '.join(list(others)[:3])}" if others else ""
+        raise InputError(f"{source}: no function of it returns a Trainer.Config, as a job of torchtitan does{shown}")
     if wanted is None and len(jobs) > 1:
         shown = f"{', '.join(jobs[:6])}{' and others' if len(jobs) > 6 else ''}"
         raise InputError(f"{source}: has {len(jobs)} jobs: {shown}; give --define CONFIG=NAME")

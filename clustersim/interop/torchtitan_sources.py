@@ -7,6 +7,7 @@ torchtitan/config/configs.py, trainer.py, components/quantization, distributed/a
 
 import ast
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +18,18 @@ from typing import Any, Final
 from clustersim.common.errors import InputError
 from clustersim.common.input_files import parse_toml
 from clustersim.interop.import_result import ImportContext
+from clustersim.interop.torchtitan_flavors import FLAVORS
 from clustersim.interop.torchtitan_older import is_older_job, modernized_job
 from clustersim.interop.torchtitan_python import NotRead, PythonSection, read_python_job, unread_values
 
 _DUMP: Final = re.compile(r"Running with (?:args|configs?):\s*")
 _PREFIX: Final = re.compile(r"(?m)^(?:\[?(?:rank|default|trainer)?\d+\]?(?:/\d+)?:[ ]?)+")
+_MESH: Final = re.compile(
+    r"Building (?:\d-D device mesh with [(\[][^)\]]*[)\]], \[(?P<sizes>[\d, ]+)\]|device mesh with parallelism: (?P<axes>.*))"
+)
+"""What torchtitan prints of its ranks; until 2025 without axes of degree one, since then of all."""
+_AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""Axes whose product is the number of ranks; those of experts are folded onto them."""
 _MAX_DUMP: Final = 1_000_000
 _CONFIG: Final = "CONFIG"
 _FLOAT8, _MX = "quantize.linear.float8", "quantize.linear.mx"
@@ -58,11 +66,12 @@ class UnknownKeys(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobContent:
-    """A job's sections, and sentences about what is not read."""
+    """A job's sections, sentences about what is not read, and the ranks that a log prints; None: it prints none."""
 
     sections: Mapping[str, Any]
     unknown_keys: UnknownKeys = UnknownKeys.REFUSED
     remarks: tuple[str, ...] = ()
+    world_size: int | None = None
 
 
 def is_torchtitan_log(text: str) -> bool:
@@ -109,16 +118,27 @@ def _require_no_definitions(context: ImportContext, source: str, kind: str) -> N
 
 
 def _read_log(text: str, source: str) -> JobContent:
-    """The last job that a log prints, as JSON or as Python's literal, each line after its rank."""
+    """The last job that a log prints, as JSON or as Python's literal, each line after its rank, and its ranks."""
     start = [match.end() for match in _DUMP.finditer(text)][-1]
     dump = _PREFIX.sub("", text[start : start + _MAX_DUMP])
     content = _literal(dump)
     if not isinstance(content, dict):
         raise InputError(f"{source}: prints no mapping after 'Running with'; give the log from there on")
     if "model_spec" in content:
-        return replace(_since_2026(_as_section(content), source, None), unknown_keys=UnknownKeys.PASSED_OVER)
-    sections = {name: value for name, value in content.items() if isinstance(value, dict)}
-    return replace(_by_names_of_today(sections, source), unknown_keys=UnknownKeys.PASSED_OVER)
+        job = _since_2026(_as_section(content), source, None)
+    else:
+        job = _by_names_of_today({name: value for name, value in content.items() if isinstance(value, dict)}, source)
+    return replace(job, unknown_keys=UnknownKeys.PASSED_OVER, world_size=_printed_ranks(text[start:]))
+
+
+def _printed_ranks(text: str) -> int | None:
+    """The ranks of the mesh that is printed first."""
+    mesh = _MESH.search(text)
+    if mesh is None:
+        return None
+    stated = dict(re.findall(r"(\w+)=(\d{1,7})\b", mesh["axes"] or ""))
+    sizes = re.findall(r"\d{1,7}", mesh["sizes"]) if mesh["sizes"] else [stated.get(axis, "1") for axis in _AXES]
+    return math.prod(map(int, sizes)) or None
 
 
 def _literal(dump: str) -> Any:
@@ -141,8 +161,13 @@ def _as_section(content: Mapping[str, Any]) -> PythonSection:
 
 def _read_python(text: str, source: str, wanted: str | None) -> JobContent:
     job = read_python_job(text, source, wanted)
-    module = job.module
-    name = Path(source).resolve().parent.name if not module else module.rpartition(".")[2]
+    name = job.module.rpartition(".")[2] if job.module else Path(source).resolve().parent.name
+    models = sorted({flavor.name for flavor in FLAVORS})
+    if not job.module and name not in models:
+        raise InputError(
+            f"{source}: its models are its folder's, {name!r}, of which none is read; put it in a folder with the "
+            f"model's name: {', '.join(models)}"
+        )
     content = _since_2026(job.section, source, name)
     return replace(content, remarks=(*job.remarks, *content.remarks))
 

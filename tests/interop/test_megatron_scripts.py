@@ -294,6 +294,9 @@ def test_deepspeed_s_json_gives_the_stage(tmp_path: Path) -> None:
     (tmp_path / "ds3.json").write_text(JSON.format(stage=3))
     assert mapping(f"{template}{run} --deepspeed_config out.json", tmp_path)["layout"]["data"] == "zero1"
     assert mapping(f"{run} --deepspeed_config none.json --zero-stage 1", tmp_path)["layout"]["data"] == "zero1"
+    unused = imported(f"{run.replace(' --deepspeed', '')} --zero-stage 2", tmp_path)
+    assert unused.mapping["layout"]["data"] == {"ddp": {"bucket": "megatron", "overlap": False}}
+    assert "--zero-stage has no effect, as --deepspeed is not given" in unused.assumptions
     with pytest.raises(InputError, match=parts("none.json is not next to the script")):
         imported(f"{run} --deepspeed_config none.json", tmp_path)
 

@@ -15,6 +15,7 @@ DEFAULTS = {
     "context_parallel_size": 1, "cp_comm_type": ["p2p"], "cross_entropy_loss_fusion": False, "data_parallel_size": 1,
     "decoder_seq_length": None, "deterministic_mode": False, "exp_avg_dtype": "torch.float32",
     "expert_model_parallel_size": 1, "fp16": False, "fp8": None, "group_query_attention": False, "hidden_dropout": 0.1,
+    "bert_embedder_type": "megatron", "deepspeed": False, "zero_stage": 1.0, "img_h": 224, "img_w": 224, "patch_dim": 16,
     "hybrid_attention_ratio": 0.0, "hybrid_override_pattern": None, "kv_lora_rank": 32, "lr": 0.0001,
     "main_params_dtype": "torch.float32", "moe_router_topk": 2, "moe_token_dispatcher_type": "allgather",
     "multi_latent_attention": False, "normalization": "LayerNorm", "num_distributed_optimizer_instances": 1,
@@ -101,6 +102,13 @@ def test_the_log_after_the_table_has_the_padded_vocabulary() -> None:
     assert import_megatron(padded, "run").mapping["model"]["vocab"] == 50688
 
 
+def test_the_stage_is_what_deepspeed_prints() -> None:
+    """Its JSON is elsewhere, and the argument is a default."""
+    text = table({"deepspeed": True, "deepspeed_config": "./ds.json", "fp16": True, "bf16": False})
+    printed = f"{text}\n[config.py:904:print]   zero_optimization_stage ...... 2\n"
+    assert import_megatron(printed, "run").mapping["layout"]["data"] == "zero2"
+
+
 def test_long_names_have_no_dots() -> None:
     text = table({}).replace("swiglu .", "deepspeed_activation_checkpointing_of_all_of_its_layers  True\n  swiglu .")
     assert import_megatron(text, "run").mapping == import_megatron(table({}), "run").mapping
@@ -110,6 +118,7 @@ def test_other_tables_and_other_steps_are_refused() -> None:
     for text, message in [
         (table({}).replace("num_layers .", "layers ."), "has no num_layers"),
         (table({"decoder_seq_length": 64}), "encoders"),
+        (table({"img_h": 336}), "models of images"),
         (table({"world_size": 6, "tensor_model_parallel_size": 4}), "no multiple of tp x cp x pp = 4"),
     ]:
         with pytest.raises(InputError, match=parts(message)):

@@ -85,11 +85,11 @@ model:
   max_position_embeddings: ${.encoder_seq_length}
   num_layers: 8
   hidden_size: 512
-  ffn_hidden_size: 1536
+  ffn_hidden_size: ${multiply:3, ${.hidden_size}}
   num_attention_heads: 8
   hidden_dropout: 0.0
   attention_dropout: 0.0
-  normalization: rmsnorm
+  normalization: RMSNorm
   bias: false
   activation: fast-swiglu
   position_embedding_type: rope
@@ -130,6 +130,29 @@ def test_all_kinds_are_the_same_command_line(tmp_path: Path) -> None:
     assert sections(read(MODEL_ARGS, "model_config.yaml", GBS="64")) == expected
     assert sections(read(PRIMUS, "pretrain.yaml", folder)) == expected
     assert sections(read(NEMO, "gpt.yaml")) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "entries"),
+    [
+        ("{library: megatron, type: GPT2BPETokenizer, model: null}", 50_257),
+        ("{library: huggingface, type: Qwen/Qwen1.5-7B}", 151_646),
+        ("{library: sentencepiece, type: null, model: '${data_dir}/llama/llama_tokenizer.model'}", 32_000),
+    ],
+)
+def test_nemo_s_tokenizer_says_how_many_entries_there_are(tokenizer: str, entries: int) -> None:
+    """Rounded up to the next multiple of 128 x tp 2."""
+    text = NEMO.replace("vocab_size: 32000", f"tokenizer: {tokenizer}")
+    assert read(text, "gpt.yaml")["model"]["vocab"] == -(-entries // 256) * 256
+
+
+def test_nemo_s_keys_without_a_flag_are_listed_or_read() -> None:
+    keys = "  qkv_bias: true\n  window_size: [64, 0]\n  virtual_pipeline_model_parallel_size: 2\n  a_key: 3\n"
+    text = f"{NEMO}  pipeline_model_parallel_size: 2\n  sharp: false\n{keys}"
+    result = IMPORTERS["nemo"](text, "gpt.yaml", "dgx-h100", 8, ImportContext())
+    assert (result.mapping["model"]["qkv_bias"], result.mapping["layout"]["overlap_p2p_comm"]) == (True, False)
+    assert result.mapping["model"]["window"] == 65
+    assert result.ignored_arguments == ("--a-key",)
 
 
 def test_gpt_neox_20b_has_its_parameters() -> None:
@@ -173,9 +196,15 @@ def test_a_file_s_program_is_found(text: str, source: str, program: str) -> None
 @pytest.mark.parametrize(
     ("text", "source", "message"),
     [
-        ('{"zero_optimization": {"stage": 3}}', "ds.json", "is DeepSpeed's JSON, which has no model"),
+        (
+            '{"zero_optimization": {"stage": 3}}',
+            "ds.json",
+            "is DeepSpeed's JSON, which has no model of its own; give the file",
+        ),
         ("per_device_train_batch_size: 4\n", "a.yaml", "Hugging Face's TrainingArguments"),
-        ("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yaml", "accelerate's configuration"),
+        ("distributed_type: FSDP\nfsdp_config: {}\n", "a.yaml", "accelerate's configuration"),
+        ('{"model_type": "llama"}', "config.json", "is a model's configuration, which has no training"),
+        ("import torch\n", "train.py", "is Python, of which torchtitan's files of jobs alone are read"),
         ("a: 1\n", "a.yaml", "its keys are those of no program that is read: a"),
         ("a: [1\n", "a.yaml", "is not valid YAML"),
         ("a\0b", "a.sh", "holds a NUL"),
@@ -197,7 +226,11 @@ def test_other_files_are_told_apart(text: str, source: str, message: str) -> Non
             "encoders are not",
         ),
         (NEMO, "gpt-neox", "is no file of gpt-neox; it is nemo's"),
-        (NEMO.replace("rmsnorm", "rmsnrm"), "nemo", "did you mean rmsnorm?"),
+        (NEMO.replace("RMSNorm", "rmsnrm"), "nemo", "did you mean rmsnorm?"),
+        (NEMO.replace("num_layers:", "layers:"), "nemo", "model.num_layers: is missing: it restores a model"),
+        (f"{NEMO}  peft: {{peft_scheme: lora}}\n", "nemo", "model.peft: adapters are not read"),
+        (f"{NEMO}  hybrid_override_pattern: M*\n", "nemo", "model.hybrid_override_pattern: its layers are not read"),
+        (f"{NEMO}  mm_cfg: {{}}\n", "nemo", "model.mm_cfg: encoders of images are not read"),
         (NEMO.replace("precision: bf16", "precision: 64"), "nemo", "trainer.precision: '64' is not read"),
         (NEOX_20B.replace('"rotary"', '"rpe"'), "gpt-neox", "pos_emb: 'rpe' is not read"),
         (NEOX_20B.replace('"num_layers": 44', '"num_layers": "x"'), "gpt-neox", "--num-layers: 'x' is not a whole"),

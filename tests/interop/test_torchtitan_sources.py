@@ -79,6 +79,28 @@ def test_a_log_is_the_job_of_toml(lines: str, is_literal: bool) -> None:
     assert detect_program(log, "train.log") == "torchtitan"
 
 
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        "Building 2-D device mesh with ['dp_shard', 'tp'], [8, 2]",
+        "Building 2-D device mesh with ('dp', 'tp'), [8, 2]",
+        "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=2, ep=4, etp=1",
+    ],
+)
+def test_a_log_says_how_many_ranks_there_are(mesh: str) -> None:
+    sections: dict[str, Any] = tomllib.loads(TOML)
+    sections["parallelism"]["data_parallel_shard_degree"] = -1
+    result = _import(f"[titan] - INFO - Running with args: {sections}\n[rank0]:[titan] - INFO - {mesh}\n", "train.log")
+    assert result.mapping == _import(TOML, "job.toml").mapping
+
+
+def test_a_job_s_model_is_the_folder_that_it_is_from(tmp_path: Path) -> None:
+    text = PYTHON.replace("from torchtitan.models.llama3 import", "from . import")
+    assert _import(text, str(tmp_path / "llama3" / "jobs.py")).mapping == _import(PYTHON).mapping
+    with pytest.raises(InputError, match="of which none is read; put it in a folder with the model's name"):
+        _import(text, str(tmp_path / "jobs.py"))
+
+
 def test_a_log_of_an_earlier_release_has_the_names_of_that() -> None:
     """As releases before August 2025 print all keys, those of formats that are off, too."""
     older: dict[str, Any] = tomllib.loads(TOML)
