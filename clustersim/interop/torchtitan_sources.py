@@ -25,7 +25,8 @@ from clustersim.interop.torchtitan_python import NotRead, PythonSection, read_py
 _DUMP: Final = re.compile(r"Running with (?:args|configs?):\s*")
 _PREFIX: Final = re.compile(r"(?m)^(?:\[?(?:rank|default|trainer)?\d+\]?(?:/\d+)?:[ ]?)+")
 _MESH: Final = re.compile(
-    r"Building (?:\d-D device mesh with [(\[][^)\]]*[)\]], \[(?P<sizes>[\d, ]+)\]|device mesh with parallelism: (?P<axes>.*))"
+    r"Building (?:\d-D device mesh with [(\[][^)\]]*[)\]], \[(?P<sizes>[\d, ]+)\]|"
+    r"device mesh with parallelism: (?P<axes>.*))"
 )
 """What torchtitan prints of its ranks; until 2025 without axes of degree one, since then of all."""
 _AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")

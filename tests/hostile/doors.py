@@ -12,6 +12,12 @@ import yaml
 
 from clustersim.common.data_files import category_folder
 from clustersim.validation.cases import PUBLISHED_FOLDER
+from tests.interop.test_hugging_face import AXOLOTL, FACTORY
+from tests.interop.test_machines import gpu, matrix, system
+from tests.interop.test_megatron_bridge import PRINTED
+from tests.interop.test_megatron_table import table
+from tests.interop.test_megatron_yaml import NEMO, PRIMUS, PRIMUS_BASE, PRIMUS_MODEL
+from tests.interop.test_torchtitan_sources import PYTHON
 
 EXAMPLE: Final = Path(__file__).parent.parent.parent / "examples" / "deepseek_v3.yaml"
 NCCL_FOLDER: Final = Path(__file__).parent.parent / "calibrate" / "nccl"
@@ -118,6 +124,24 @@ def _graph() -> str:
     return json.dumps({"graph": {"accelerator": "h100-sxm-80gb"}, "nodes": nodes, "edges": edges})
 
 
+def _of_programs() -> dict[str, Door]:
+    """What other programs, and the tools of machines, write and print, as `import auto` reads it."""
+    job, many = ("import", "auto", "{file}", "--gpus", "8"), ("import", "auto", "{file}", "--gpus", "64")
+    machine, folder = ("import", "auto", "{file}"), {"small.yaml": PRIMUS_MODEL, "base.yaml": PRIMUS_BASE}
+    return {
+        "argument-table": Door("train.log", table({}), job),
+        "bridge": Door("bridge.log", yaml.safe_dump(PRINTED), many),
+        "bridge-yaml": Door("bridge.yaml", yaml.safe_dump(PRINTED), many, form="yaml"),
+        "nemo": Door("gpt.yaml", NEMO, job, form="yaml"),
+        "primus": Door("experiment.yaml", PRIMUS, job, form="yaml", beside=folder),
+        "axolotl": Door("axolotl.yaml", yaml.safe_dump(AXOLOTL), job, form="yaml"),
+        "llama-factory": Door("sft.yaml", yaml.safe_dump(FACTORY), job, form="yaml"),
+        "python-job": Door("jobs.py", PYTHON, ("import", "auto", "{file}", "--gpus", "16")),
+        "nccl-topology": Door("topology.xml", system([gpu(index) for index in range(8)]), machine),
+        "nvidia-smi": Door("matrix.txt", matrix("NV18", 8, 8), machine),
+    }
+
+
 @cache
 def all_doors() -> Mapping[str, Door]:
     """Every door by its name."""
@@ -207,5 +231,6 @@ def all_doors() -> Mapping[str, Door]:
         "slurm": Door("topology.conf", SLURM_TREE, ("import", "auto", "{file}")),
         "nccl-text": Door("run.txt", (NCCL_FOLDER / "v2.19_h200.txt").read_text(), nccl),
         "nccl-json": Door("run.json", (NCCL_FOLDER / "alltoall_v2.19_h200.json").read_text(), nccl, form="json"),
+        **_of_programs(),
         **validate,
     }

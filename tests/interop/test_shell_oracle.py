@@ -139,8 +139,9 @@ SCRIPTS = {
     "herestring": 'read A B <<< "1 2 3"\ntorchrun $A "$B"\nread -r -d \'\' C <<EOF\n--x 1\n--y 2\nEOF\ntorchrun $C',
     "lines": (
         'while read -r a b; do L+=("$b$a"); done <<< "1 2\n3 4"\nN=0\nwhile read x; do N=$((N+1)); done <<EOF\np\nq\nEOF\n'
-        "printf 'u\\nv\\n' > list\nwhile read x; do M+=-$x; done < list\nmapfile -t P < list\nreadarray -t Q <<< 'y z'\n"
-        'echo "5 6" | { read a b; torchrun $b $a; }\ntorchrun "${L[@]}" $N $M "${P[@]}" "${Q[@]}" $(while read k; do echo =$k; done < list)'
+        "printf 'u\\nv\\n' > list\nwhile read x; do M+=-$x; done < list\nmapfile -t P < list\n"
+        "readarray -t Q <<< 'y z'\necho \"5 6\" | { read a b; torchrun $b $a; }\n"
+        'torchrun "${L[@]}" $N $M "${P[@]}" "${Q[@]}" $(while read k; do echo =$k; done < list)'
     ),
     "substitutions": (
         'D=$(dirname /a/b/c.sh)\nB=$(basename /a/b/c.sh .sh)\nE=$(echo "x $D" | tr a-z A-Z)\nS=`seq 1 3`\n'
