@@ -20,6 +20,11 @@ Arguments = Mapping[str, tuple[str, ...]]
 """Values that follow each flag, without dashes; of repeated flags the last."""
 _MISSPELLING_CUTOFF: Final = 0.9
 """Similarity above which a flag is taken for a misspelling of another."""
+_LIKE_OTHERS: Final = frozenset({
+    "fp4-param-gather", "mamba2-head-dim", "mamba2-n-groups", "num-attention-heads-kv", "pad-vocab-size", "fp4-recipe",
+    "moe-expert-rank-capacity-factor", "tp-comm-overlap-ag", "tp-comm-overlap-rs",
+})  # fmt: skip
+"""Flags of Megatron-LM and its forks that are not read, and resemble others that are."""
 _UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
 _ENCODERS: Final = "encoders are not modelled"
 _HYBRID_SPECS: Final = ("mamba_stack_spec", "hybrid_stack_spec")
@@ -188,11 +193,7 @@ class MegatronArguments:
     @property
     def ignored_flags(self) -> tuple[str, ...]:
         """Flags that were never queried, except those that do not change the step, and words that no flag takes."""
-        flags = (
-            self._with_suggestion(name)
-            for name in self.arguments
-            if name not in self.queried and not is_irrelevant_flag(name)
-        )
+        flags = (f"--{name}" for name in self.arguments if name not in self.queried and not is_irrelevant_flag(name))
         return (*flags, *(f"{word!r} after --{name}" for name, word in self._loose_words() if "\0" not in word))
 
     @property
@@ -238,10 +239,15 @@ class MegatronArguments:
         self.queried.add(name)
         return name in self.arguments
 
-    def _with_suggestion(self, name: str) -> str:
-        """The flag, with the queried flag of which it may be a misspelling."""
-        matches = get_close_matches(name, self.queried - {*self.arguments}, n=1, cutoff=_MISSPELLING_CUTOFF)
-        return f"--{name} (did you mean --{matches[0]}?)" if matches else f"--{name}"
+    def require_no_misspelling(self) -> None:
+        """Raise InputError for a flag that is not known, and resembles one that is and is not given."""
+        absent = self.queried - {*self.arguments}
+        for name in self.arguments:
+            if name in self.queried or name in _LIKE_OTHERS or is_irrelevant_flag(name):
+                continue
+            matches = get_close_matches(name, absent, n=1, cutoff=_MISSPELLING_CUTOFF)
+            if matches and matches[0].removeprefix("no-") != name:
+                raise self.error(name, f"is not known; did you mean --{matches[0]}? If not, leave it out")
 
     def text(self, name: str, default: str | None = None) -> str | None:
         """The value of a flag."""
@@ -314,7 +320,9 @@ class MegatronArguments:
         """An integer value that Megatron-LM requires, too."""
         value = self.integer(name)
         if value is None:
-            raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too")
+            similar = get_close_matches(name, self.arguments, n=1, cutoff=_MISSPELLING_CUTOFF)
+            hint = f"; is --{similar[0]} meant to be it?" if similar else ""
+            raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too{hint}")
         return value
 
     def real_number(self, name: str, default: float) -> float:

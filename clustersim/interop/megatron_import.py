@@ -245,6 +245,7 @@ def _import_arguments(
         others = sum(1 for name in parsed.arguments if name not in parsed.queried and not is_irrelevant_flag(name))
         remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
         return ImportResult(mapping, (), (*parsed.assumptions, *([remark] if others else [])))
+    parsed.require_no_misspelling()
     absent = parsed.absent_arguments
     ignored = tuple(flag for flag in parsed.ignored_flags if flag.split()[0].lstrip("-") not in trainings.defaulted)
     return ImportResult(mapping, ignored, (*parsed.assumptions, *absent, *trainings.notes))

@@ -364,13 +364,21 @@ def test_unsupported_arguments_are_named() -> None:
     assert imported.ignored_arguments == ("--use-something-new",)
 
 
-def test_a_misspelt_argument_gets_a_suggestion() -> None:
-    """No suggestion for arguments that differ by a word, as Megatron-LM has many."""
-    unsupported = import_megatron(
-        SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpu_count=1
-    ).ignored_arguments
-    suggestion = "--tensor-model-paralel-size (did you mean --tensor-model-parallel-size?)"
-    assert unsupported == (suggestion, "--moe-router-topk-limit")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (f"{SMALL} --tensor-model-paralel-size 2", "did you mean --tensor-model-parallel-size? If not, leave it out"),
+        (SMALL.replace("--hidden-size", "--hiden-size"), "--hidden-size is missing ... is --hiden-size meant to be it?"),
+    ],
+)
+def test_a_misspelt_argument_is_refused(arguments: str, message: str) -> None:
+    with pytest.raises(InputError, match=parts(message)):
+        import_megatron(arguments, "run", gpu_count=8)
+
+
+def test_arguments_that_resemble_others_are_no_misspellings() -> None:
+    result = import_megatron(f"{SMALL} --pad-vocab-size 2 --overlap-p2p-communication", "run", gpu_count=8)
+    assert result.ignored_arguments == ("--pad-vocab-size", "--overlap-p2p-communication")
 
 
 @pytest.mark.parametrize(
