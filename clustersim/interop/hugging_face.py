@@ -83,6 +83,11 @@ _REFUSED: Final = {
     "unfrozen_parameters": "partly frozen models are not modelled", "use_unsloth": "Unsloth's kernels are not modelled",
     "freeze_trainable_layers": "partly frozen models are not modelled",
 }  # fmt: skip
+_EVERY_LAYER: Final = re.compile(
+    r"(?:(?:language_|text_)?model\.){1,2}layers\.\[\\d\]\+\.(?:\(_checkpoint_wrapped_module\.\)\?)?"
+    r"\(mlp\|(?:cross_attn\|)?self_attn\)\.\(([a-z]{1,8}(?:\|[a-z]{1,8}){0,9})\)_proj"
+)
+"""PEFT's regular expression for projections of all layers, as for the text part of a model of images."""
 _STAGES_READ: Final = ("sft", "pt")
 
 
@@ -288,7 +293,7 @@ def _lora(settings: _Settings) -> dict[str, Any] | None:
         return None
     rank = settings.integer("lora_r", "lora_rank", default=8)
     targets = settings.get("lora_target_modules", "lora_target")
-    names = targets.split(",") if isinstance(targets, str) else targets
+    names = _target_names(targets)
     is_all = settings.flag("lora_target_linear") or names is None or names in (["all"], ["all-linear"])
     lora: dict[str, Any] = {"rank": rank, "targets": "all" if is_all else [str(one).strip() for one in names]}
     bits = settings.get("quantization_bit")
@@ -298,6 +303,14 @@ def _lora(settings: _Settings) -> dict[str, Any] | None:
         settings.remarks.append("frozen weights of 8 bits are dequantized for each matmul, which is in 16 bits")
         return lora | {"base": "int8"}
     return lora
+
+
+def _target_names(targets: Any) -> Any:
+    """The projections that adapters are for: listed, or the alternatives of a regular expression."""
+    if not isinstance(targets, str):
+        return targets
+    every_layer = _EVERY_LAYER.fullmatch(targets.replace("\\.", "."))
+    return [f"{name}_proj" for name in every_layer[1].split("|")] if every_layer else targets.split(",")
 
 
 def _layout(

@@ -317,8 +317,10 @@ class MegatronArguments:
         return value
 
     def required_integer(self, name: str) -> int:
-        """An integer value that Megatron-LM requires, too."""
+        """A positive integer value that Megatron-LM requires, too."""
         value = self.integer(name)
+        if value == 0:
+            raise self.error(name, "0 is less than 1")
         if value is None:
             similar = get_close_matches(name, self.arguments, n=1, cutoff=_MISSPELLING_CUTOFF)
             hint = f"; is --{similar[0]} meant to be it?" if similar else ""

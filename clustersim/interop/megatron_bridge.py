@@ -68,7 +68,7 @@ def read_bridge_printout(text: str, source: str) -> tuple[str, ...]:
         raise InputError(f"{source}: peft: adapters are not read; write training.lora in the scenario")
     values: dict[str, Any] = {}
     for name in _SECTIONS:
-        values |= {key: value for key, value in sections[name].items() if key != _TARGET and value is not None}
+        values |= {str(key): value for key, value in sections[name].items() if key != _TARGET and value is not None}
     lengths = [sections["dataset"][key] for key in ("sequence_length", "seq_length") if sections["dataset"].get(key)]
     values |= {"seq_length": lengths[0]} if lengths else {}
     return tuple(_shell_words(values))

@@ -197,6 +197,13 @@ def read_hunyuan_moe(config: HfConfig) -> TransformerModel:
     return family.read_model(config.with_values(**values))
 
 
+def read_hunyuan_original(config: HfConfig) -> TransformerModel:
+    """Read a Hunyuan configuration of the authors' own code, whose classes state what the families above have."""
+    config.require_value("use_mla", False, default=False)
+    config.require_value("use_qk_norm", True, default=False)
+    return read_hunyuan_moe(config)
+
+
 def _equal_number(config: HfConfig, key: str, layers: int) -> Any:
     """The value of a key that may be one number, or the same number for each layer."""
     value = config.content[key]
@@ -271,6 +278,7 @@ MOE_LLAMA_LIKE_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel
         "minimax_m2": read_minimax_m2,
         "ernie4_5_moe": read_ernie_moe,
         "hunyuan_v1_moe": read_hunyuan_moe,
+        "hunyuan": read_hunyuan_original,
         "bailing_moe": read_bailing_moe,
         "bailing_moe_v2": read_bailing_moe_v2,
         "dots1": read_dots1,

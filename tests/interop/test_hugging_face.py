@@ -162,6 +162,9 @@ def test_adapters() -> None:
     )
     assert axolotl.mapping["training"]["lora"] == factory.mapping["training"]["lora"]
     assert axolotl.mapping["training"]["lora"] == {"rank": 32, "targets": "all", "base": "nf4"}
+    form = r"model.language_model.layers.[\d]+.(mlp|cross_attn|self_attn).(up|down|gate|q|v)_proj"
+    every_layer = _import({**AXOLOTL, "adapter": "lora", "lora_target_modules": form}).mapping["training"]["lora"]
+    assert every_layer["targets"] == ["up_proj", "down_proj", "gate_proj", "q_proj", "v_proj"]
     named = _import({**FACTORY, "finetuning_type": "lora", "lora_target": "q_proj, v_proj"}).mapping
     assert named["training"]["lora"]["targets"] == ["q_proj", "v_proj"]
     few_bits = _import({**AXOLOTL, "adapter": "lora", "optimizer": "lion_8bit"})

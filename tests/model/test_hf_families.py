@@ -125,6 +125,7 @@ RELEASED: dict[str, tuple[dict[str, Any], int]] = {
     # less the correction biases of 27 routers, which are not trained by gradients
     "ERNIE-4.5-21B-A3B-PT": (ERNIE_21B, 21_825_437_888 - 27 * 64),
     "Hunyuan-A13B-Instruct": (HUNYUAN_A13B, 80_393_183_232),
+    "Hunyuan-A13B": ({**HUNYUAN_A13B, "model_type": "hunyuan", "use_qk_norm": True, "use_mla": False}, 80_393_183_232),
     "Seed-OSS-36B-Base": (_config("seed_oss", (5120, 27648, 64, 80, 8, 155136), head_dim=128), 36_151_104_512),
     "Olmo-3-1025-7B": (_config("olmo3", (4096, 11008, 32, 32, 32, 100278), sliding_window=4096), 7_298_011_136),
     "Olmo-3-1125-32B": (_config("olmo3", (5120, 27648, 64, 40, 8, 100278), sliding_window=4096), 32_233_522_176),
