@@ -1,5 +1,6 @@
 """Which model does a name of the Hugging Face hub, or a folder, stand for?"""
 
+import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ def _config_next_to(name: str, directory: Path | None) -> Path | None:
         return None
     last = _last_part(name)
     candidates = (directory / name / "config.json", directory / last / "config.json", directory / f"{last}.json")
-    return next((path for path in candidates if last and path.is_file()), None)
+    return next(filter(os.path.isfile, candidates if last else ()), None)  # false also for what can be no path
 
 
 def _unknown_model(name: str) -> str:

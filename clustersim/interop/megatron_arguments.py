@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
-from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.shell.interpreter import definition_hint
 from clustersim.interop.shell.unknowns import Unknowns
@@ -188,7 +188,9 @@ class MegatronArguments:
         for name, legal_values in LEGAL_VALUES.items():
             for value in self.arguments.get(name, ())[:1]:
                 if "\0" not in value and value not in legal_values:
-                    raise self.error(name, f"{value!r} is not known; {suggest_nearest(value, legal_values)}")
+                    raise self.error(
+                        name, f"{format_value(value)} is not known; {suggest_nearest(value, legal_values)}"
+                    )
 
     @property
     def ignored_flags(self) -> tuple[str, ...]:
@@ -306,7 +308,7 @@ class MegatronArguments:
         if value is None:
             return default
         if not re.fullmatch(r"[0-9][0-9_]*", value):
-            raise self.error(name, f"{value!r} is not a whole number")
+            raise self.error(name, f"{format_value(value)} is not a whole number")
         return int(value)
 
     def positive_integer(self, name: str, default: int = 1) -> int:
@@ -333,11 +335,11 @@ class MegatronArguments:
         try:
             return default if value is None else float(value)
         except ValueError:
-            raise self.error(name, f"{value!r} is not a number") from None
+            raise self.error(name, f"{format_value(value)} is not a number") from None
 
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
         """The entry of `choices` for a flag's value."""
         value = self.text(name, default) or default
         if value not in choices:
-            raise self.error(name, f"{value!r} is not known; {suggest_nearest(value, choices)}")
+            raise self.error(name, f"{format_value(value)} is not known; {suggest_nearest(value, choices)}")
         return choices[value]

@@ -14,8 +14,8 @@ from clustersim.common.errors import InputError
 
 _HEADING: Final = re.compile(r"-{8,} (?:updated )?arguments -{8,}")
 _END: Final = re.compile(r"-{8,} end of (?:updated )?arguments -{8,}")
-_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) \.{3,}(?: (.*?))?\s*$", re.MULTILINE)
-_HEADED_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) (?:\.+(?: (.*?))?| (\S.*?))\s*$", re.MULTILINE)
+_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) \.{3,}(?: (.*))?$")
+_HEADED_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) (?:\.+(?: (.*))?| (\S.*))$")
 """A line below the heading, where long names have no dots."""
 _PADDED: Final = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _ZERO_STAGE: Final = re.compile(r"\bzero_optimization_stage \.{3,} (\d)")
@@ -70,8 +70,12 @@ def is_argument_table(text: str) -> bool:
     """Whether a text holds Megatron-LM's table of arguments."""
     if _HEADING.search(text):
         return True
-    lines = _LINE.finditer(text[:100_000])
-    return sum(1 for _ in lines) >= _MIN_LINES
+    return sum(1 for _ in _matches(_LINE, text[:100_000])) >= _MIN_LINES
+
+
+def _matches(form: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    """The lines of a form, without white space at their ends."""
+    return filter(None, (form.search(line.rstrip()) for line in text.split("\n")))
 
 
 def read_table(text: str, source: str) -> ArgumentTable:
@@ -81,7 +85,7 @@ def read_table(text: str, source: str) -> ArgumentTable:
         start.end() if start else 0 : end.start() if end and (not start or end.start() > start.end()) else None
     ]
     values: dict[str, str] = {}
-    for match in (_HEADED_LINE if start else _LINE).finditer(_ESCAPES.sub("", table[:_MAX_TABLE])):
+    for match in _matches(_HEADED_LINE if start else _LINE, _ESCAPES.sub("", table[:_MAX_TABLE])):
         values.setdefault(match[1], next((group for group in match.groups()[1:] if group), ""))
     if "num_layers" not in values:
         raise InputError(f"{source}: its table of arguments has no num_layers, so it is not Megatron-LM's")

@@ -66,6 +66,8 @@ _NEMO_OPTIMIZERS: Final = {
 _REFERENCE: Final = re.compile(r"\$\{(?:model)?\.(\w+)\}")
 _PRODUCT: Final = re.compile(r"\$\{multiply:\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")
 """OmegaConf's resolver that NeMo registers."""
+_MAX_REFERENCE: Final = 100
+"""Characters that a reference stands for inside a longer text, which names numbers."""
 _TOKENIZER_TYPES: Final = {"huggingface": "HuggingFaceTokenizer", "sentencepiece": "SentencePieceTokenizer"}
 """Megatron-LM's names of tokenizers, by NeMo's libraries; `megatron` has them as its types."""
 
@@ -85,7 +87,7 @@ def is_nemo(content: Mapping[str, Any]) -> bool:
 def read_nemo(file: YamlFile) -> YamlArguments:
     """The arguments of a configuration."""
     stated, trainer = file.content["model"], file.content["trainer"]
-    model = {name: _resolved(value, stated) for name, value in stated.items()}
+    model = {str(name): _resolved(value, stated) for name, value in stated.items()}
     if model.get("num_layers") is None:
         raise file.error("model.num_layers", "is missing: it restores a model, or is none of language alone")
     _refuse(file, model)
@@ -139,7 +141,7 @@ def _resolved(value: object, model: Mapping[str, Any]) -> object:
     reference = _REFERENCE.fullmatch(value)
     if reference:
         return model.get(reference[1])
-    filled = _REFERENCE.sub(lambda match: str(model.get(match[1])), value)
+    filled = _REFERENCE.sub(lambda match: str(model.get(match[1]))[:_MAX_REFERENCE], value)
     return _PRODUCT.sub(lambda match: str(int(match[1]) * int(match[2])), filled)
 
 

@@ -7,6 +7,7 @@ above the experiment are read; without it, the values that its common files set 
 Reference: AMD-AGI/Primus, primus/core/launcher/parser.py, primus/backends/megatron/{argument_builder,patches}.
 """
 
+import os.path
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -129,7 +130,7 @@ def _overrides(file: YamlFile) -> Mapping[str, Any]:
     overrides = _trainer(file).get("overrides") or {}
     if not isinstance(overrides, Mapping):
         raise file.error("modules.pre_trainer.overrides", "is no mapping of arguments to values")
-    return overrides
+    return {str(name): value for name, value in overrides.items()}
 
 
 def _is_on(value: object) -> bool:
@@ -221,14 +222,15 @@ def _checkout_path(directory: Path | None, folder: str, name: str) -> Path | Non
     """A file in Primus' checkout above a directory."""
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
     folders = (f"primus/configs/{folder}", folder, "")
-    return next((one for parent in parents for inner in folders if (one := parent / inner / name).is_file()), None)
+    places = (parent / inner / name for parent in parents for inner in folders)
+    return next(filter(os.path.isfile, places), None)  # false also for what can be no path
 
 
 def _extended(path: Path, depth: int) -> dict[str, Any]:
     """A file's values over those of the files that it extends."""
     if not depth:
         raise InputError(f"{path}: extends files more than {_MAX_EXTENDS} deep")
-    content = dict(yaml_mapping(read_text(path), str(path)))
+    content = {str(name): value for name, value in yaml_mapping(read_text(path), str(path)).items()}
     values: dict[str, Any] = {}
     for base in content.pop("extends", content.pop("bases", None)) or ():
         values = _merged(values, _extended(path.parent / str(base), depth - 1))

@@ -58,6 +58,34 @@ JSON_BOMBS = {
     "json nested": '{"a":' * 500 + "1" + "}" * 500,
     "json digits": f'{{"steps": {"9" * 5000}}}',
 }
+_TABLE = "------------------------ arguments ------------------------\n"
+PRINTED_BOMBS = {
+    "table.log": f"{_TABLE}  num_layers ... {' ' * 300_000}x\n" + "  a ..... 1\n" * 20_000,
+    "dots.log": f"{_TABLE}  hidden_size {'.' * 2_000_000}x\n",
+    "ranks.log": "[rank0]:" * 500_000 + "\nRunning with args: " + "{'a':" * 100_000,
+    "mesh.log": "Running with args: {}\n" + "Building 1-D device mesh with [" * 200_000,
+    "bridge.log": "_target_: megatron.ConfigContainer\n" + "".join(f"{' ' * depth}a:\n" for depth in range(900)),
+    "targets.log": "_target_: megatron.x"
+    + "ConfigContainer" * 100_000
+    + "_\n"
+    + "_target_: megatron.ConfigContainer\n",
+    "deep.xml": "<system>" + "<pci>" * 200_000,
+    "wide.xml": "<system>" + "<net name='a' speed='1'/>" * 190_000 + "</system>",
+    "laughs.xml": '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><system>&b;</system>',
+    "matrix.txt": "\t" + "\t".join(f"GPU{index}" for index in range(60_000)) + "\nGPU0\tX\t" + "NV18\t" * 60_000,
+    "topology.conf": "SwitchName=a Nodes=n[0-999999999]\nSwitchName=b Switches=s[0-99999999]\n",
+    "nemo.yaml": "trainer: {}\nmodel: {micro_batch_size: 1, num_layers: '"
+    + "${.b}" * 90_000
+    + f"', b: {'7' * 90_000}}}\n",
+    "jobs.py": "def f() -> Trainer.Config:\n    return Trainer.Config(a=" + "(" * 5000 + "1" + ")" * 5000 + ")\n",
+    "calls.py": "def f() -> Trainer.Config:\n    return Trainer.Config(a=f(), b=f(), c=f())\n",
+    "lines.sh": 'while read a; do b+=$a$a; done <<< "' + "x\n" * 90_000 + '"\n',
+    "experiment.yaml": "modules: {pre_trainer: {framework: megatron, config: self.yaml, model: self.yaml}}\n",
+    "lora.yaml": "base_model: a\nsequence_len: 1\nadapter: lora\nlora_target_modules: '"
+    + "(a+)+" * 20_000
+    + "_proj'\n",
+}
+"""What programs print and read, of which each part is more than they would have."""
 ENDLESS = [
     ("check", "/dev/zero"),
     ("topology", "/dev/zero.yaml"),
@@ -110,6 +138,14 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
     for index, text in enumerate(JSON_BOMBS.values()):
         (tmp_path / f"{index}.json").write_text(text)
     require_sentences(tmp_path, [("check", path.name) for path in sorted(tmp_path.iterdir())])
+
+
+@pytest.mark.slow
+def test_bombs_of_other_programs_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "self.yaml").write_text("extends: [self.yaml, self.yaml]\n")
+    for name, text in PRINTED_BOMBS.items():
+        (tmp_path / name).write_text(text)
+    require_sentences(tmp_path, [("import", "auto", name, "--gpus", "8") for name in PRINTED_BOMBS])
 
 
 def test_a_compressed_bomb_is_refused(tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def test_unsupported_arguments_are_named() -> None:
     ("arguments", "message"),
     [
         (f"{SMALL} --tensor-model-paralel-size 2", "did you mean --tensor-model-parallel-size? If not, leave it out"),
-        (SMALL.replace("--hidden-size", "--hiden-size"), "--hidden-size is missing ... is --hiden-size meant to be it?"),
+        (SMALL.replace("--hidden-size", "--hiden-size"), "is missing ... is --hiden-size meant to be it?"),
     ],
 )
 def test_a_misspelt_argument_is_refused(arguments: str, message: str) -> None:

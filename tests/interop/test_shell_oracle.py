@@ -138,7 +138,8 @@ SCRIPTS = {
     "heredoc": "cat > cfg.json <<EOF\n{\"a\": $((1+1))}\nEOF\nX=$(cat <<'EOT'\n--x $A\nEOT\n)\ntorchrun $X",
     "herestring": 'read A B <<< "1 2 3"\ntorchrun $A "$B"\nread -r -d \'\' C <<EOF\n--x 1\n--y 2\nEOF\ntorchrun $C',
     "lines": (
-        'while read -r a b; do L+=("$b$a"); done <<< "1 2\n3 4"\nN=0\nwhile read x; do N=$((N+1)); done <<EOF\np\nq\nEOF\n'
+        'while read -r a b; do L+=("$b$a"); done <<< "1 2\n3 4"\nN=0\n'
+        "while read x; do N=$((N+1)); done <<EOF\np\nq\nEOF\n"
         "printf 'u\\nv\\n' > list\nwhile read x; do M+=-$x; done < list\nmapfile -t P < list\n"
         "readarray -t Q <<< 'y z'\necho \"5 6\" | { read a b; torchrun $b $a; }\n"
         'torchrun "${L[@]}" $N $M "${P[@]}" "${Q[@]}" $(while read k; do echo =$k; done < list)'
