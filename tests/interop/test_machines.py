@@ -167,6 +167,7 @@ def test_a_rack_s_domain_stays_where_one_node_is_listed(tmp_path: Path) -> None:
         ("nccl-topology", "<system", "is not XML"),
         ("nccl-topology", "<graphs/>", "root is 'graphs'"),
         ("nccl-topology", '<system version="1"/>', "has no GPU"),
+        ("nccl-topology", '<system><gpu gcn="942"><xgmi target="1" count="1"/></gpu></system>', "is RCCL's"),
         ("nccl-topology", '<!DOCTYPE x [<!ENTITY a "b">]><system>&a;</system>', "document type"),
         ("nvidia-smi", "nothing", "no header with GPU0"),
         ("nvidia-smi", "\tGPU0\tGPU1\nGPU0\tX\tNV4\n", "rows for 1 of 2 GPUs"),
