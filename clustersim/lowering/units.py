@@ -22,7 +22,8 @@ from clustersim.model.model_ends import Projector
 from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layer_sharding import LayerSharding
-from clustersim.parallel.plan import Plan, StageLayers
+from clustersim.parallel.mesh import ENCODER_IMAGES_GROUP
+from clustersim.parallel.plan import EncoderPlan, Plan, StageLayers
 from clustersim.parallel.tensor_parallel import (
     backward_operations,
     forward_operations,
@@ -33,7 +34,7 @@ from clustersim.parallel.tensor_parallel import (
     weight_gradient_operations,
 )
 from clustersim.program.action import ActionKind
-from clustersim.program.task import Operation
+from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,15 +108,32 @@ class UnitBuilder:
         main_layer_count = len(layers) - stage.mtp_layer_count
         head_units = [self.head_unit(self.plan.stage_head(stage))] if stage.has_head else []
         encoder = self.plan.stage_encoder(stage)
-        encoder_units = () if encoder is None else UnitBuilder(encoder.plan).stage_units(encoder.stage)
         return (
-            *encoder_units,
+            *(() if encoder is None else self._encoder_units(encoder)),
             *embedding_units,
             *layers[:main_layer_count],
             *mtp_embeddings,
             *layers[main_layer_count:],
             *head_units,
         )
+
+    def _encoder_units(self, encoder: EncoderPlan) -> tuple[Unit, ...]:
+        """Units of an encoder; behind its last one the replicas that share a sequence's images gather their tokens.
+
+        Backward scatters the sum of the gradients, of which each rank has those of its part of the sequence; without
+        sequence and context parallelism each has all.
+        """
+        *others, last = UnitBuilder(encoder.plan).stage_units(encoder.stage)
+        layout, sizes = self.plan.layout, (ENCODER_IMAGES_GROUP.name, encoder.projected_bytes)
+        if layout.has_encoder_mesh:
+            gather = Operation(CommOp("gather images", CollectiveType.ALL_GATHER, *sizes), WorkType.FORWARD)
+            last = replace(last, forward=(*last.forward, gather))
+        if layout.has_encoder_mesh and last.has_backward and (layout.sequence_parallel or layout.cp > 1):
+            dtype = self.plan.training.recipe.activations
+            comm_op = CommOp("scatter gradients of images", CollectiveType.REDUCE_SCATTER, *sizes, reduce_dtype=dtype)
+            scatter = Operation(comm_op, WorkType.BACKWARD)
+            last = replace(last, backward=(scatter, *last.backward), input_gradients=(scatter, *last.input_gradients))
+        return *others, last
 
     def _layer_key(self, layer_run: StageLayers, load_index: int | None) -> tuple[int, bool, bool, int | None]:
         return self._specs.index_of(layer_run.layers.spec), layer_run.recomputed, layer_run.offloaded, load_index

@@ -17,7 +17,6 @@ from clustersim.model.kernels import Kernel
 from clustersim.model.memory_bound import copy_kernel
 from clustersim.parallel.context_parallel import NO_EXCHANGE, ContextExchange, ContextParallel
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import TP_GROUP
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
@@ -98,7 +97,10 @@ class LayerSharding:
             return []
         size, collective = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
         return [
-            Operation(CommOp("largest element", collective, TP_GROUP.name, size, reduce_dtype=DType.FP32), work_type)
+            Operation(
+                CommOp("largest element", collective, self.layout.tp_group.name, size, reduce_dtype=DType.FP32),
+                work_type,
+            )
         ]
 
     @property
@@ -118,7 +120,7 @@ class LayerSharding:
         payload = float(tokens * DType.FP32.bytes)
         return [
             Operation(
-                CommOp(name, CollectiveType.ALL_REDUCE, TP_GROUP.name, payload, reduce_dtype=DType.FP32),
+                CommOp(name, CollectiveType.ALL_REDUCE, self.layout.tp_group.name, payload, reduce_dtype=DType.FP32),
                 WorkType.FORWARD,
             )
             for name in names
@@ -133,5 +135,9 @@ class LayerSharding:
         if collective is CollectiveType.ALL_GATHER and self.operands is not None:
             payload *= self.operands.format.bytes / self.format.bytes
         return CommOp(
-            name, collective, TP_GROUP.name, payload, reduce_dtype=self.format if collective.is_reduction else None
+            name,
+            collective,
+            self.layout.tp_group.name,
+            payload,
+            reduce_dtype=self.format if collective.is_reduction else None,
         )

@@ -27,6 +27,11 @@ from clustersim.parallel.mesh import (
     DATA,
     DENSE_AXIS_NAMES,
     DENSE_MESH,
+    ENCODER_DATA,
+    ENCODER_IMAGES,
+    ENCODER_MESH,
+    ENCODER_TENSOR,
+    ENCODER_TP_GROUP,
     EXPERT,
     EXPERT_DATA,
     EXPERT_MESH,
@@ -38,6 +43,7 @@ from clustersim.parallel.mesh import (
     MESHES,
     REPLICATE,
     SHARD,
+    TP_GROUP,
     Axis,
     CommGroup,
     Mesh,
@@ -54,7 +60,9 @@ class Layout(FieldPickling):
     cp_kind: what context-parallel ranks exchange; cp_inner: ranks of their inner groups, where they have any;
     cp_balanced: each rank has a chunk from the front of a causal sequence and its mirror chunk from the back (zigzag),
     else consecutive tokens. ep: number of ranks over which the experts of a MoE layer are distributed; etp: over which
-    each expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; dispatcher: token dispatcher;
+    each expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; encoder_tp: over which an encoder is
+    sharded, whose replicas share the images of a sequence (None: tp, and all ranks of cp have all images); tp_group:
+    the groups of tp, other ones for such an encoder; dispatcher: token dispatcher;
     dispatcher_num_sms: SMs that its kernels use (None: the default). tp_comm_overlap: tensor-parallel
     collectives are pipelined in chunks with their neighbouring matmul; async_tensor_model_parallel_allreduce:
     backward's collectives overlap the matmul of the gradient that does not need them (Megatron-LM since 2022);
@@ -78,6 +86,8 @@ class Layout(FieldPickling):
     pp: int = 1
     ep: int = 1
     etp: int | None = None
+    encoder_tp: int | None = None
+    tp_group: CommGroup = TP_GROUP
     dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL
     dispatcher_num_sms: int | None = None
     order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE_MESH])
@@ -129,6 +139,25 @@ class Layout(FieldPickling):
         return self.ep > 1 or self.effective_etp != self.tp
 
     @property
+    def image_shares(self) -> int:
+        """Replicas of an encoder that share the images of a sequence (1: there is one, or each has all of them)."""
+        return 1 if self.encoder_tp is None else max(1, self.tp * self.cp // self.encoder_tp)
+
+    @property
+    def has_encoder_mesh(self) -> bool:
+        """Whether an encoder has a mesh of its own."""
+        return self.image_shares > 1
+
+    @property
+    def encoder_layout(self) -> "Layout":
+        """The layout of an encoder on the same ranks, which knows no sequence and context parallelism."""
+        own = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None)
+        if not self.has_encoder_mesh:
+            return own
+        tp = self.encoder_tp or self.tp
+        return replace(own, tp=tp, dp=self.tp * self.cp * self.dp // tp, tp_group=ENCODER_TP_GROUP)
+
+    @property
     def exchanging_ranks(self) -> int:
         """Context-parallel ranks that exchange tokens for heads around attention (1: none)."""
         match self.cp_kind:
@@ -178,6 +207,7 @@ class Layout(FieldPickling):
             CONTEXT_MESH: self.inner_ranks > 1,
             EXPERT_MESH: self.has_expert_mesh,
             HYBRID_EXPERT_MESH: self.is_hybrid_sharded and self.has_expert_mesh,
+            ENCODER_MESH: self.has_encoder_mesh,
         }
         return {
             mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered_axes(axes)}, self._mirrored_axis(axes))
@@ -205,10 +235,16 @@ class Layout(FieldPickling):
 
     @property
     def _sub_axis_degrees(self) -> dict[str, int]:
-        """Degrees of the expert axes, and of the data-parallel sub-axes of hybrid sharding."""
+        """Degrees of the axes of experts and encoder, and of the data-parallel sub-axes of hybrid sharding."""
         etp = self.effective_etp
         expert_dp = max(1, self.tp * self.cp * self.dp // (etp * self.ep))
         sub_degrees = {EXPERT_TENSOR.name: etp, EXPERT.name: self.ep, EXPERT_DATA.name: expert_dp}
+        encoder_tp = self.encoder_tp or self.tp
+        sub_degrees |= {
+            ENCODER_TENSOR.name: encoder_tp,
+            ENCODER_IMAGES.name: self.image_shares,
+            ENCODER_DATA.name: self.dp,
+        }
         sub_degrees |= {CONTEXT_INNER.name: self.inner_ranks, CONTEXT_OUTER.name: self.cp // self.inner_ranks}
         if not self.is_hybrid_sharded:
             return sub_degrees

@@ -62,6 +62,9 @@ SHARD: Final = Axis("dp_shard", "data-parallel", "data", replicates_weights=True
 REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates_weights=True, parent=DATA)
 EXPERT_SHARD: Final = Axis("edp_shard", "data-parallel", "data", replicates_weights=True, parent=DATA)
 EXPERT_REPLICATE: Final = Axis("edp_replicate", "data-parallel", "data", replicates_weights=True, parent=DATA)
+ENCODER_TENSOR: Final = Axis("encoder_tp", "tensor-parallel", "tensor", within_layer=True, parent=TENSOR)
+ENCODER_IMAGES: Final = Axis("encoder_images", "tensor-parallel", "tensor", replicates_weights=True, parent=TENSOR)
+ENCODER_DATA: Final = Axis("encoder_dp", "data-parallel", "data", replicates_weights=True, parent=DATA)
 DENSE_MESH: Final = "dense"
 """The mesh of attention and of all weights that every token uses."""
 HYBRID_MESH: Final = "hybrid"
@@ -72,6 +75,8 @@ EXPERT_MESH: Final = "experts"
 """The mesh of experts, where it is not the dense one: expert tensor parallelism, then expert parallelism."""
 HYBRID_EXPERT_MESH: Final = "hybrid experts"
 """The mesh of experts where data parallelism shards weights over a subset of its ranks (HSDP)."""
+ENCODER_MESH: Final = "encoder"
+"""The mesh of an encoder with degrees of its own: replicas that share the images of a sequence, and those of others."""
 MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
     {
         DENSE_MESH: (TENSOR, CONTEXT, DATA, PIPELINE),
@@ -79,6 +84,7 @@ MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
         CONTEXT_MESH: (TENSOR, CONTEXT_INNER, CONTEXT_OUTER, DATA, PIPELINE),
         EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_DATA, PIPELINE),
         HYBRID_EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
+        ENCODER_MESH: (ENCODER_TENSOR, ENCODER_IMAGES, ENCODER_DATA, PIPELINE),
     }
 )
 """The axes of every mesh, in the usual order of ranks; all meshes of a layout have the same number of ranks."""
@@ -180,6 +186,13 @@ EDP_SHARD_GROUP: Final = CommGroup(
 EDP_REPLICATE_GROUP: Final = CommGroup(
     "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERT_MESH
 )
+ENCODER_TP_GROUP: Final = CommGroup("encoder_tp", "tp of the encoder", (ENCODER_TENSOR,), TENSOR, mesh=ENCODER_MESH)
+ENCODER_DP_GROUP: Final = CommGroup(
+    "encoder_dp", "dp of the encoder", (ENCODER_IMAGES, ENCODER_DATA), DATA, mesh=ENCODER_MESH
+)
+"""Ranks that hold the same weights of the encoder."""
+ENCODER_IMAGES_GROUP: Final = CommGroup("encoder_images", "images", (ENCODER_IMAGES,), TENSOR, mesh=ENCODER_MESH)
+"""Replicas of the encoder that share the images of a sequence."""
 EMBEDDING_GROUP: Final = CommGroup("embedding", "tied embeddings", (PIPELINE,), DATA, GroupSpan.EMBEDDING_RANKS)
 """Pipeline ranks that hold the embedding table, where it is tied to the output layer or shared with MTP layers."""
 PP_NEXT_GROUP: Final = CommGroup("pp_next", "pp", (PIPELINE,), PIPELINE, GroupSpan.NEXT)
@@ -207,6 +220,9 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
             EXPERT_MODEL_PARALLEL_GROUP,
             EDP_SHARD_GROUP,
             EDP_REPLICATE_GROUP,
+            ENCODER_TP_GROUP,
+            ENCODER_DP_GROUP,
+            ENCODER_IMAGES_GROUP,
             PP_NEXT_GROUP,
             PP_PREVIOUS_GROUP,
             PP_COUNTERPART_GROUP,

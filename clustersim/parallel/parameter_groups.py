@@ -22,8 +22,10 @@ from clustersim.model import operators
 from clustersim.model.operators import (
     ADAPTERS,
     DENSE,
+    ENCODER,
     EXPERTS,
     FROZEN,
+    FROZEN_ENCODER,
     INDEXER,
     LOW_PRECISION_LAYERS,
     MATRICES,
@@ -40,6 +42,7 @@ from clustersim.parallel.mesh import (
     EDP_GROUP,
     EDP_REPLICATE_GROUP,
     EDP_SHARD_GROUP,
+    ENCODER_DP_GROUP,
     EXPERT_MODEL_PARALLEL_GROUP,
     MODEL_PARALLEL_GROUP,
     SHARDED_REPLICA_GROUP,
@@ -66,9 +69,10 @@ _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
         **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS, FROZEN, INDEXER), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
+        **dict.fromkeys((ENCODER, FROZEN_ENCODER), DataParallelGroups(*3 * (ENCODER_DP_GROUP,))),
     }
 )
-"""The ranks over which a strategy shards or replicates a group's weights."""
+"""The ranks over which a strategy shards or replicates a group's weights; hybrid sharding knows no encoder's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +125,11 @@ def parameter_groups(
     indexers of sparse attention are trained alone.
     """
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
-    formats |= {FROZEN: training.recipe.weight_formats} if frozen else {}
-    formats |= {INDEXER: training.recipe.weight_formats} if indexer else {}
-    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - {FROZEN}
+    encoder = (ENCODER, FROZEN_ENCODER) if layout.has_encoder_mesh else ()
+    others = {*encoder[:1], *((FROZEN, *encoder[1:]) if frozen else ()), *((INDEXER,) if indexer else ())}
+    formats |= {name: training.recipe.weight_formats for name in _GROUPS_BY_NAME if name in others}
+    is_frozen = {FROZEN, FROZEN_ENCODER}
+    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - is_frozen
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(
         replace(
@@ -159,7 +165,7 @@ def _group_formats(training: Training) -> dict[str, WeightFormats]:
 
 
 def _parameter_group(layout: Layout, name: str, formats: WeightFormats) -> ParameterGroup:
-    dp_groups = _GROUPS_BY_NAME[name] if layout.has_expert_mesh else _DENSE_GROUPS
+    dp_groups = _DENSE_GROUPS if name == EXPERTS and not layout.has_expert_mesh else _GROUPS_BY_NAME[name]
     dp_size = layout.group_size(dp_groups.full)
     if not layout.data.zero_stage:
         return ParameterGroup(name, formats, replicate_group=dp_groups.full, replica_count=dp_size)

@@ -13,6 +13,7 @@ from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.model_ends import Projector
 from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.operators import ENCODER, FROZEN, FROZEN_ENCODER
 from clustersim.model.overheads import Accumulation
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, NoRecompute, Training
@@ -29,6 +30,7 @@ from clustersim.parallel.layer_partition import (
 )
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import ENCODER_TP_GROUP
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
@@ -153,17 +155,28 @@ class Plan:
     def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
         """Each kind of layer, sharded for one rank."""
         specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
-        return {spec: transformer_layer(self.model, spec, self._layer_training, self.layer_shard) for spec in specs}
+        layers = {spec: transformer_layer(self.model, spec, self._layer_training, self.layer_shard) for spec in specs}
+        return {spec: self._grouped(layer) for spec, layer in layers.items()}
+
+    def _grouped(self, layer: LayerOperators) -> LayerOperators:
+        """A layer whose parameters are those of an encoder with degrees of its own, if this is its plan."""
+        if self.layout.tp_group is not ENCODER_TP_GROUP:
+            return layer
+        operators = (
+            replace(operator, parameter_group=FROZEN_ENCODER if operator.parameter_group == FROZEN else ENCODER)
+            for operator in layer.operators
+        )
+        return replace(layer, operators=tuple(operators))
 
     @cached_property
     def embedding(self) -> LayerOperators:
         """The embedding, sharded for one rank."""
-        return embedding_layer(self.model, self._layer_training, self.layer_shard)
+        return self._grouped(embedding_layer(self.model, self._layer_training, self.layer_shard))
 
     @cached_property
     def head(self) -> LayerOperators:
         """Final norm, logits and loss, sharded for one rank, with untied logits weights."""
-        return head_layer(self.model, self._layer_training, self.layer_shard)
+        return self._grouped(head_layer(self.model, self._layer_training, self.layer_shard))
 
     @cached_property
     def tied_head(self) -> LayerOperators:
@@ -444,23 +457,21 @@ class EncoderPlan:
     """An encoder of images on the ranks of the first stage, all of whose layers are in one stage of its own plan.
 
     Frameworks run it without sequence and context parallelism (Megatron-LM, examples/multimodal/model.py): ranks that
-    share a sequence all run the encoder for its images.
+    share a sequence all run the encoder for its images, or each of its `shares` replicas among them (`encoder_tp`) for
+    as many, rounded up, after which they exchange what they made of them.
     """
 
     plan: Plan
     stage: PipelineStage
+    shares: int = 1
 
     @classmethod
     def of_plan(cls, plan: Plan, encoder: Encoder, images: int) -> "EncoderPlan":
         """The encoder of a plan's model. images: of a microbatch."""
         layout, training, stages = plan.layout, plan.training, len(plan.placement.stage_ranks)
-        own_layout = replace(
-            layout,
-            cp=1,
-            dp=layout.dp * layout.cp,
-            sequence_parallel=False,
-            layers_per_stage=(encoder.model.layer_count, *(stages - 1) * (0,)),
-        )
+        layers_per_stage = (encoder.model.layer_count, *(stages - 1) * (0,))
+        own_layout = replace(layout.encoder_layout, layers_per_stage=layers_per_stage)
+        images = -(-images // layout.image_shares)
         own_training = replace(
             training,
             sequence=encoder.sample_tokens,
@@ -472,7 +483,7 @@ class EncoderPlan:
             expert_load=None,
         )
         stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
-        return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage)
+        return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage, layout.image_shares)
 
     @property
     def projected_bytes(self) -> Bytes:
@@ -480,7 +491,7 @@ class EncoderPlan:
         head, training = self.plan.model.head, self.plan.training
         if not isinstance(head, Projector):
             raise TypeError(f"{self.plan.model.name} has no projector")
-        tokens = training.microbatch * head.projected_tokens(training.sequence)
+        tokens = self.shares * training.microbatch * head.projected_tokens(training.sequence)
         return float(tokens * head.widths[-1] * training.recipe.activations.bytes)
 
 

@@ -35,7 +35,7 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.parallel.context_parallel import ContextExchange
 from clustersim.parallel.layer_sharding import LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
+from clustersim.parallel.mesh import CP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 
 _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = MappingProxyType(
@@ -48,14 +48,14 @@ _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = Mappi
 )
 
 
-def _join_operations(joints: Iterable[TpCollective], work_type: WorkType) -> list[Operation]:
+def _join_operations(joints: Iterable[TpCollective], layout: Layout, work_type: WorkType) -> list[Operation]:
     """The collectives that join sharded tensors."""
-    return [Operation(_join_comm_op(collective), work_type) for collective in joints]
+    return [Operation(_join_comm_op(collective, layout), work_type) for collective in joints]
 
 
-def _join_comm_op(tp_collective: TpCollective) -> CommOp:
+def _join_comm_op(tp_collective: TpCollective, layout: Layout) -> CommOp:
     verb, collective = _JOIN_COLLECTIVES[tp_collective.combine]
-    group = TP_GROUP if tp_collective.axis is ShardAxis.TENSOR else CP_GROUP
+    group = layout.tp_group if tp_collective.axis is ShardAxis.TENSOR else CP_GROUP
     return CommOp(f"{verb} {tp_collective.tensor_name}", collective, group.name, tp_collective.full_bytes)
 
 
@@ -95,7 +95,7 @@ def _build_forward(
                 placed,
                 dispatch
                 + kernels
-                + _join_operations(placed.operator.tp_collectives.after_forward, work_type)
+                + _join_operations(placed.operator.tp_collectives.after_forward, sharding.layout, work_type)
                 + combine,
             )
         )
@@ -186,9 +186,9 @@ def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[
     inputs = dispatch + inputs + combine
     joints = placed.operator.tp_collectives
     return [
-        *_join_operations(joints.before_backward, WorkType.BACKWARD),
+        *_join_operations(joints.before_backward, sharding.layout, WorkType.BACKWARD),
         *inputs,
-        *_join_operations(joints.after_input_gradient, WorkType.BACKWARD),
+        *_join_operations(joints.after_input_gradient, sharding.layout, WorkType.BACKWARD),
     ]
 
 
@@ -245,7 +245,7 @@ def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, ear
         chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
         recomputed += _attach_comm_op(gather, kernels, 0, chunks, copy) if kernels else []
         recomputed += _join_operations(
-            placed.operator.tp_collectives.after_forward if kernels else (), WorkType.RECOMPUTE
+            placed.operator.tp_collectives.after_forward if kernels else (), sharding.layout, WorkType.RECOMPUTE
         )
     return recomputed
 

@@ -251,7 +251,9 @@ def read_layout(
     )
     is_bidirectional = schedule.is_bidirectional
     overlaps_by_default = schedule.overlaps_passes and section.ep > 1
-    copied_fields = {field.name: getattr(section, field.name) for field in fields(Layout) if field.name != "mirrored"}
+    copied_fields = {
+        field.name: getattr(section, field.name) for field in fields(Layout) if hasattr(section, field.name)
+    }
     pp, dp = section.pp, section.dp or max(1, gpus // section.ranks_per_replica)
     if is_bidirectional:
         pp, dp = bidirectional_degrees(pp, dp)

@@ -14,11 +14,12 @@ from clustersim.model.image_counts import ImageBatch, ImageCounts, drawn_images
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention
-from clustersim.model.operators import LayerShard
+from clustersim.model.operators import ENCODER, FROZEN_ENCODER, LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import AttentionBackend, Training
 from clustersim.model.transformer import parameter_count
 from clustersim.parallel.plan import Plan
+from clustersim.program.task import CommOp
 from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 
@@ -148,10 +149,52 @@ def test_an_encoder_alone_is_the_first_rank_before_the_language_models(mapping: 
     assert fine.step_time == pytest.approx(result.step_time, rel=1e-9)
 
 
+def _own_degree(mapping: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """A mapping with tp 2 and keys of an encoder in its layout, on twice as many GPUs as its pipeline needs."""
+    layout = {**mapping["layout"], "tp": 2, **keys}
+    gpus = 4 * layout.get("cp", 1) * layout["pp"]
+    return {**mapping, "layout": layout, "cluster": {"name": "dgx-h100", "gpus": gpus}}
+
+
 @given(tower_mappings())
 @examples(8)
-def test_folding_and_coalescing_change_no_time(mapping: dict[str, Any]) -> None:
-    scenario = _with_towers(mapping, encoder={**_ENCODER, "frozen": True})
+def test_an_encoder_with_the_degree_of_its_language_model_has_none_of_its_own(mapping: dict[str, Any]) -> None:
+    own, shared = (simulate(_with_towers(_own_degree(mapping, **keys))) for keys in ({"encoder_tp": 2}, {}))
+    assert_same_trace(own.trace, shared.trace, relative=0.0)
+    assert [ledger.peak for ledger in own.ledgers] == [ledger.peak for ledger in shared.ledgers]
+
+
+@given(tower_mappings(), st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.booleans())
+@examples(16)
+def test_replicas_of_an_encoder_share_images_and_hold_all_its_weights(
+    mapping: dict[str, Any], cp: int, images: int, frozen: bool
+) -> None:
+    """Each of 2 x cp ranks has its share of the images, rounded up; all ranks of the stage reduce its gradients."""
+    mapping = _own_degree(mapping, cp=cp, encoder_tp=1)
+    scenario = _with_towers(mapping, encoder={**_ENCODER, "images": images, "frozen": frozen})
+    plan = build_plan(scenario)
+    assert plan.encoder is not None
+    assert plan.model.encoder is not None
+    total = plan.training.microbatch * images
+    assert plan.encoder.plan.training.microbatch == -(-total // (2 * cp))
+    held = sum(plan.parameter_count(plan.stages[0], name) for name in (ENCODER, FROZEN_ENCODER))
+    assert held == parameter_count(plan.model.encoder.model)
+    sizes = {group.name: group.dp_size for group in plan.parameter_groups}
+    assert sizes[ENCODER] == 2 * cp * plan.layout.dp == 2 * sizes["dense"]
+    projected = 2 * cp * plan.encoder.plan.training.microbatch * plan.model.encoder.projected_tokens / images
+    assert plan.encoder.projected_bytes == projected * plan.model.hidden * 2
+    assert not any(name.startswith("encoder_tp") for name in (op.comm_group for op in _comm_ops(scenario)))
+
+
+def _comm_ops(scenario: Scenario) -> list[CommOp]:
+    return [comm_op for program in simulate(scenario).program.programs for comm_op in program.comm_ops]
+
+
+@given(tower_mappings(), st.booleans())
+@examples(8)
+def test_folding_and_coalescing_change_no_time(mapping: dict[str, Any], own: bool) -> None:
+    mapping = _own_degree(mapping, encoder_tp=1) if own else mapping
+    scenario = _with_towers(mapping, encoder={**_ENCODER, "images": 3, "frozen": True})
     folded, unfolded = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     assert_same_trace(folded.trace, unfolded.trace, relative=1e-9)
     fine = simulate(scenario.with_overrides("cost.coalesce=false"))

@@ -191,7 +191,7 @@ def test_hybrid_sharding_shards_experts_within_replicas() -> None:
 
 def test_every_axis_has_a_comm_group_and_every_comm_group_a_mesh() -> None:
     kind = ContextParallelKind.TWO_DIMENSIONAL
-    meshes = Layout(cp=4, cp_kind=kind, cp_inner=2, dp=4, ep=2, data=FullyShard(shard=8)).meshes
+    meshes = Layout(2, 4, kind, cp_inner=2, dp=4, ep=2, encoder_tp=1, data=FullyShard(shard=8)).meshes
     assert {comm_group.accounted_axis for comm_group in COMM_GROUPS.values()} == set(COMM_AXES)
     for comm_group in COMM_GROUPS.values():
         assert {axis.name for axis in comm_group.axes} <= set(meshes[comm_group.mesh].degrees), comm_group

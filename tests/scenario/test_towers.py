@@ -162,6 +162,31 @@ def test_tensor_parallelism_divides_the_encoder_too() -> None:
         _scenario({**_LLAVA, "encoder": encoder}, "layout.tp=8")
 
 
+@pytest.mark.parametrize(
+    ("model", "overrides", "message"),
+    [
+        ("llava-1.5-7b", ["layout.encoder_tp=3"], "layout.encoder_tp: 3 does not divide tp 8.*encoder_tp 2 or 4 fits"),
+        ("llama2-7b", ["layout.encoder_tp=1"], "layout.encoder_tp: 1, but llama2-7b has no encoder"),
+        (
+            "llava-1.5-7b",
+            ["layout.encoder_tp=1", "layout.order=[cp, tp, dp, pp]"],
+            "layout.order.*with layout.encoder_tp",
+        ),
+        (
+            "llava-1.5-7b",
+            ["layout.encoder_tp=1", "training.optimizer=muon"],
+            "training.optimizer of matrices with layout",
+        ),
+        ("llava-1.5-7b", ["layout.encoder_tensor_model_parallel_size=1"], "layout.*encoder_tp"),
+    ],
+)
+def test_a_degree_of_the_encoder_divides_that_of_its_language_model(
+    model: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        _scenario(model, "layout.tp=8", "layout.data=zero1", *overrides)
+
+
 def test_a_model_of_tokens_needs_its_sequence() -> None:
     mapping = {"model": "llama2-7b", "cluster": {"name": "dgx-h100", "gpus": 8}, "training": {"global_batch": 8}}
     with pytest.raises(InputError, match=r"training\.sequence: is missing; write sequence: 8192"):

@@ -170,6 +170,10 @@ class LayoutConfig(ConfigModel):
     """partition of layers into pipeline stages; left out: even"""
     encoder_placement: Annotated[EncoderPlacement, enum_parser(EncoderPlacement)] = EncoderPlacement.FIRST_STAGE
     """ranks of model.encoder: those of the first_stage, or own_stage: the first pipeline rank, which has no layers"""
+    encoder_tp: Degree | None = None
+    """tensor-parallel degree of model.encoder, whose replicas share the images of a sequence; left out: tp, and
+    context-parallel ranks all have them
+    """
 
     @model_validator(mode="before")
     @classmethod

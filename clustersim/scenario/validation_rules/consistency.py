@@ -63,14 +63,19 @@ from clustersim.scenario.validation_rules.precision import (
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
 from clustersim.scenario.validation_rules.selected_keys import check_selected_keys
-from clustersim.scenario.validation_rules.towers import check_encoder, check_encoder_placement, check_images
+from clustersim.scenario.validation_rules.towers import (
+    check_encoder,
+    check_encoder_layout,
+    check_encoder_placement,
+    check_images,
+)
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
 
 def find_problems(scenario: ResolvedScenario) -> list[str]:
     """Why the scenario cannot run, one sentence per problem; empty if it can."""
-    size_checks = (check_degrees, check_placement, check_encoder_placement)
+    size_checks = (check_degrees, check_placement, check_encoder_placement, check_encoder_layout)
     problems = (problem for check in size_checks for problem in check(scenario))
     size_problems = [*_check_size_limits(scenario.model), *problems]
     return size_problems or [problem for check in _CHECKS for problem in check(scenario)]

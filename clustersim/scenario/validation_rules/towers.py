@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.layer_partition import BehindEncoder
+from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.remedies import Problem, Remedy, SizeProblem
@@ -41,10 +42,36 @@ def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
     }
     yield from _conflicts(model, conflicts)
     yield from _check_image_counts(scenario, encoder)
-    yield from _check_encoder_degrees(encoder.model, layout.tp)
+    tp, key = (layout.tp, "layout.tp") if layout.encoder_tp is None else (layout.encoder_tp, "layout.encoder_tp")
+    yield from _check_encoder_degrees(encoder.model, key, tp)
     widths = encoder.projector.widths[:-1]
-    for width in (width for width in widths if width % layout.tp):
-        yield f"layout.tp: {layout.tp} does not divide the projector's width {width} of {model.name}"
+    for width in (width for width in widths if width % tp):
+        yield f"{key}: {tp} does not divide the projector's width {width} of {model.name}"
+
+
+def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that an encoder with a tensor-parallel degree of its own exists, and fits the layout."""
+    layout, model, training = scenario.layout, scenario.model, scenario.training
+    tp = layout.encoder_tp
+    if tp is None:
+        return
+    if model.encoder is None:
+        yield f"layout.encoder_tp: {tp}, but {model.name} has no encoder; leave it out, or give one"
+        return
+    if layout.tp % tp:
+        yield Problem(
+            f"layout.encoder_tp: {tp} does not divide tp {layout.tp}, over whose ranks replicas of the encoder lie",
+            Remedy.nearest("layout.encoder_tp", tp, divisors(layout.tp)),
+        )
+    conflicts = {
+        f"layout.order: {list(layout.order)}": layout.order != DENSE_AXIS_NAMES,
+        f"layout.data: shards over {layout.data.shard_size} ranks, which": layout.is_hybrid_sharded,
+        f"schedule: {scenario.schedule.name}, which is bidirectional,": layout.mirrored,
+        "training.optimizer of matrices": training.orthogonalizes_dense,
+        "training.precision with matrices in formats of their own": training.recipe.has_matrix_formats,
+    }
+    for setting in (name for name, is_set in conflicts.items() if is_set and layout.has_encoder_mesh):
+        yield f"{setting} with layout.encoder_tp is not modelled; leave one of them out"
 
 
 def check_encoder_placement(scenario: ResolvedScenario) -> Iterator[str]:
@@ -90,13 +117,13 @@ def _check_image_counts(scenario: ResolvedScenario, encoder: Encoder) -> Iterato
         )
 
 
-def _check_encoder_degrees(model: TransformerModel, tp: int) -> Iterator[str]:
+def _check_encoder_degrees(model: TransformerModel, key: str, tp: int) -> Iterator[str]:
     """Tensor parallelism divides the encoder's heads and MLPs."""
     sizes = {f"heads {attention.heads}": attention.heads for attention in model.distinct_attentions}
     sizes |= {f"ffn {mlp.ffn}": mlp.ffn for mlp in model.distinct_dense_mlps}
     for label, size in sizes.items():
         if size % tp:
             yield Problem(
-                f"layout.tp: {tp} does not divide {label} of the encoder {model.name}",
-                Remedy.nearest("layout.tp", tp, divisors(size)),
+                f"{key}: {tp} does not divide {label} of the encoder {model.name}",
+                Remedy.nearest(key, tp, divisors(size)),
             )
