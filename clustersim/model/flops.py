@@ -24,6 +24,7 @@ passes the others, which count two.
 from clustersim.common.units import Flop
 from clustersim.model.documents import PackedBatch
 from clustersim.model.gradient_flow import GradientFlow
+from clustersim.model.image_counts import ImageWork
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
@@ -68,7 +69,8 @@ def _end_flops(model: TransformerModel, sequence: int) -> Flop:
     gradients, patches, head = model.gradients, 0.0, model.head.multiplications(model.hidden, sequence)
     if model.patches is not None:
         is_trained = gradients.embedding is GradientFlow.TRAINED
-        patches = (4.0 if is_trained else 2.0) * model.patches.multiplications(model.hidden)
+        count = sequence - (model.sample_tokens - model.patches.patches)
+        patches = (4.0 if is_trained else 2.0) * count * model.patches.patch_elements * model.hidden
     per_weight = gradients.head.flops_per_weight
     needs_gradient = gradients.layers is not GradientFlow.NONE or gradients.head is GradientFlow.NONE
     per_input_weight = per_weight if needs_gradient else per_weight - 2.0
@@ -126,9 +128,23 @@ def _encoder_flops(model: TransformerModel, training: Training, convention: Atte
     encoder = model.encoder
     if encoder is None:
         return 0.0
-    return encoder_image_flops(encoder, convention) * encoder.batch_samples(training.global_batch, training.sequence)
+    images = encoder.images_by_tokens(training.global_batch, training.sequence)
+    return sum(count * _image_flops(encoder.model, tokens, convention) for tokens, count in images.items())
 
 
-def encoder_image_flops(encoder: Encoder, convention: AttentionFlopConvention = AttentionFlopConvention.FULL) -> Flop:
-    """Model FLOP of one image in an encoder and its projector, forward and backward."""
-    return encoder.sample_tokens * token_flops(encoder.model, encoder.sample_tokens, None, convention)
+def encoder_image_flops(encoder: Encoder) -> Flop:
+    """Model FLOP of one image of the usual size in an encoder and its projector, forward and backward."""
+    return _image_flops(encoder.model, encoder.sample_tokens, AttentionFlopConvention.FULL)
+
+
+def image_work(encoder: Encoder) -> ImageWork:
+    """Model FLOP of an image by its tokens and their pairs; its ends, next to nothing, are proportional to tokens."""
+    tokens = encoder.sample_tokens
+    one, two = (_image_flops(encoder.model, count, AttentionFlopConvention.FULL) for count in (tokens, 2 * tokens))
+    per_pair = (two - 2.0 * one) / (2.0 * tokens**2)
+    return ImageWork(one / tokens - per_pair * tokens, per_pair, tokens)
+
+
+def _image_flops(model: TransformerModel, tokens: int, convention: AttentionFlopConvention) -> Flop:
+    """Model FLOP of an image of so many tokens."""
+    return tokens * token_flops(model, tokens, None, convention)

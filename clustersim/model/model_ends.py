@@ -57,10 +57,6 @@ class PatchEmbedding:
         frames = self.patch_size[: len(self.patch_size) - len(size)]
         return replace(self, input_size=(*frames, *size))
 
-    def multiplications(self, hidden: int) -> int:
-        """Multiplications of a sample's values and weights."""
-        return self.patches * self.patch_elements * hidden
-
 
 @dataclass(frozen=True, slots=True)
 class HeadMultiplications:

@@ -14,6 +14,7 @@ from itertools import chain, repeat
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
+from clustersim.model.image_counts import PackedImages
 from clustersim.model.kernels import Kernel, PackedKeys
 from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
@@ -77,7 +78,7 @@ class LayerShard:
     all keys and values; ring_blocks: kernels of attention, one for each block of keys of a ring (1: one for all);
     repeats_kv: keys and values are copied for each query head first;
     consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
-    packed_batch: the step's packed documents, None: sequences are single ones.
+    packed_batch: the step's packed documents, or a microbatch's images, None: sequences are single ones.
     """
 
     batch: int
@@ -95,7 +96,7 @@ class LayerShard:
     ring_blocks: int = 1
     repeats_kv: bool = False
     consecutive: bool = False
-    packed_batch: PackedBatch | None = None
+    packed_batch: PackedBatch | PackedImages | None = None
 
     def packed_keys(self, window: int | None) -> PackedKeys | None:
         """Keys that queries attend to where documents are packed; None: they are not."""

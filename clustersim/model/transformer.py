@@ -210,17 +210,23 @@ class Encoder:
     @property
     def projected_tokens(self) -> float:
         """Tokens of a sequence of the language model that come from images, in the mean."""
-        return self.samples * self.projector.projected_tokens(self.sample_tokens)
+        sizes = self.image_tokens
+        return self.samples * sum(map(self.projector.projected_tokens, sizes)) / len(sizes)
+
+    @property
+    def image_tokens(self) -> tuple[int, ...]:
+        """Tokens of images in the encoder, each as likely as the others."""
+        return (self.sample_tokens,) if self.counts is None else self.counts.tokens or (self.sample_tokens,)
 
     def samples_held(self, sequence: int) -> int:
-        """Images that a sequence of the language model has room for."""
-        return sequence // self.projector.projected_tokens(self.sample_tokens)
+        """Images that a sequence of the language model has room for, however large."""
+        return sequence // self.projector.projected_tokens(max(self.image_tokens))
 
-    def batch_samples(self, sequences: int, sequence: int) -> float:
-        """Images of a step with this many sequences, of `sequence` tokens each."""
+    def images_by_tokens(self, sequences: int, sequence: int) -> Mapping[int, float]:
+        """Images of a step with this many sequences, of `sequence` tokens each, by their tokens in the encoder."""
         if self.counts is None:
-            return self.samples * sequences
-        return drawn_images(self.counts, sequences, self.samples_held(sequence))
+            return {self.sample_tokens: self.samples * sequences}
+        return drawn_images(self.counts, sequences, self.samples_held(sequence), self.sample_tokens)
 
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")

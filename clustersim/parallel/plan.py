@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
-from clustersim.model.image_counts import ImageBatch
+from clustersim.model.flops import image_work
+from clustersim.model.image_counts import ImageBatch, PackedImages
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.model_ends import Projector
@@ -55,7 +56,8 @@ class Plan:
     """A model, how it is trained, and how it is parallelized.
 
     placement_rule: placement of stages on a number of pipeline ranks, as the schedule defines it;
-    expert_token_ratio: tokens routed to the experts of the ranks in question, relative to the mean.
+    expert_token_ratio: tokens routed to the experts of the ranks in question, relative to the mean; images: of a
+    microbatch on one rank, if the model is an encoder of them.
     """
 
     model: TransformerModel
@@ -63,6 +65,7 @@ class Plan:
     layout: Layout
     placement_rule: Callable[[int], Placement] = looped_placement
     expert_token_ratio: float = 1.0
+    images: PackedImages | None = None
 
     @cached_property
     def placement(self) -> Placement:
@@ -218,8 +221,7 @@ class Plan:
         if encoder is None:
             return None
         images = self._image_batch(encoder)
-        even = round(self.training.microbatch * encoder.samples)
-        return EncoderPlan.of_plan(self, encoder, even if images is None else images.busiest)
+        return EncoderPlan.of_plan(self, encoder, self._even_images(encoder) if images is None else images.busiest)
 
     @cached_property
     def largest_encoder(self) -> "EncoderPlan | None":
@@ -230,14 +232,19 @@ class Plan:
             return self.encoder
         return EncoderPlan.of_plan(self, encoder, images.largest)
 
+    def _even_images(self, encoder: Encoder) -> PackedImages:
+        """Images of a microbatch on one rank, where all sequences have as many."""
+        images = round(self.training.microbatch * encoder.samples)
+        return PackedImages(-(-images // self.layout.image_shares), encoder.sample_tokens)
+
     def _image_batch(self, encoder: Encoder) -> ImageBatch | None:
-        """The images of a step, where sequences differ in how many they have."""
+        """The images of a step, where sequences differ in how many they have, or images in their size."""
         if encoder.counts is None:
             return None
         training, layout = self.training, self.layout
         waits = layout.data.shards_parameters or layout.ep > 1
         sizes = encoder.samples_held(training.sequence), self.microbatches, layout.dp, training.microbatch
-        return ImageBatch(encoder.counts, *sizes, waits)
+        return ImageBatch(encoder.counts, image_work(encoder), *sizes, waits, layout.image_shares)
 
     def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
         """The encoder, on the stage that runs it."""
@@ -388,11 +395,11 @@ class Plan:
         )
 
     @property
-    def _packed_batch(self) -> PackedBatch | None:
-        """The step's packed documents."""
+    def _packed_batch(self) -> PackedBatch | PackedImages | None:
+        """The step's packed documents, or images."""
         documents, layout = self.training.documents, self.layout
         if documents is None:
-            return None
+            return self.images
         return PackedBatch(
             documents,
             self.training.sequence,
@@ -466,24 +473,24 @@ class EncoderPlan:
     shares: int = 1
 
     @classmethod
-    def of_plan(cls, plan: Plan, encoder: Encoder, images: int) -> "EncoderPlan":
-        """The encoder of a plan's model. images: of a microbatch."""
+    def of_plan(cls, plan: Plan, encoder: Encoder, images: PackedImages) -> "EncoderPlan":
+        """The encoder of a plan's model. images: of a microbatch on one rank."""
         layout, training, stages = plan.layout, plan.training, len(plan.placement.stage_ranks)
         layers_per_stage = (encoder.model.layer_count, *(stages - 1) * (0,))
         own_layout = replace(layout.encoder_layout, layers_per_stage=layers_per_stage)
-        images = -(-images // layout.image_shares)
         own_training = replace(
             training,
-            sequence=encoder.sample_tokens,
-            microbatch=images,
-            global_batch=images * plan.microbatches * own_layout.dp,
+            sequence=images.tokens,
+            microbatch=images.count,
+            global_batch=images.count * plan.microbatches * own_layout.dp,
             recompute=training.recompute if encoder.recomputed else NoRecompute(),
             offload=replace(training.offload, activations=None),
             documents=None,
             expert_load=None,
         )
         stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
-        return cls(Plan(encoder.model, own_training, own_layout, plan.placement_rule), stage, layout.image_shares)
+        own_plan = Plan(encoder.model, own_training, own_layout, plan.placement_rule, images=images)
+        return cls(own_plan, stage, layout.image_shares)
 
     @property
     def projected_bytes(self) -> Bytes:

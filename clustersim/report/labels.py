@@ -165,11 +165,11 @@ def _describe_encoder(encoder: Encoder) -> str:
     frozen = " (frozen)" if encoder.model.gradients.layers is GradientFlow.NONE else ""
     mean = "" if encoder.counts is None else "on average "
     images = f"{mean}{encoder.samples:g} image{'s' * (encoder.samples != 1)}"
-    projected = encoder.projector.projected_tokens(encoder.sample_tokens)
-    return (
-        f"{encoder.model.name}{frozen}, {images} of {encoder.sample_tokens:,} tokens a sequence, {projected:,} of them "
-        "projected"
+    sizes = sorted({min(encoder.image_tokens), max(encoder.image_tokens)})
+    tokens, projected = (
+        " to ".join(f"{size:,}" for size in ends) for ends in (sizes, map(encoder.projector.projected_tokens, sizes))
     )
+    return f"{encoder.model.name}{frozen}, {images} of {tokens} tokens a sequence, {projected} of them projected"
 
 
 def _describe_layers(model: TransformerModel) -> str:

@@ -64,7 +64,7 @@ def change_model(model: TransformerModel, config: ModelConfig) -> TransformerMod
 def _with_image_keys(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the size of its images; raise InputError for keys that are of another kind of model."""
     checked = _check_vocabulary_keys(model, config)
-    return checked if config.input_size is None else _with_input_size(checked, config.input_size)
+    return checked if config.input_size is None else with_input_size(checked, config.input_size)
 
 
 def _read_stated_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: ReadCache) -> TransformerModel:
@@ -106,7 +106,7 @@ def _apply_dimensions(model: TransformerModel, config: ModelConfig) -> Transform
     return replace(resized_model, stack=merge_groups(layer_groups))
 
 
-def _with_input_size(model: TransformerModel, size: tuple[int, ...]) -> TransformerModel:
+def with_input_size(model: TransformerModel, size: tuple[int, ...]) -> TransformerModel:
     """A model of images of another size; learned positions are interpolated to as many as it has tokens."""
     if model.patches is None:
         raise InputError(f"input_size: {model.name} reads tokens, not images; leave it out")

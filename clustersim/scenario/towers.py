@@ -15,7 +15,7 @@ from clustersim.model.model_ends import Projector
 from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.scenario.config.model import EncoderConfig, LanguageConfig, ProjectorConfig, TowersConfig
 from clustersim.scenario.file_cache import ReadCache
-from clustersim.scenario.model import change_model, read_model
+from clustersim.scenario.model import change_model, read_model, with_input_size
 
 _TRAINED: Final = GradientFlow.TRAINED
 _NO_PROJECTOR: Final = ProjectorConfig()
@@ -107,7 +107,8 @@ def _with_images(encoder: Encoder, section: EncoderConfig) -> Encoder:
     """The encoder with the section's images of a sequence."""
     if section.images is None:
         return encoder
-    return replace(encoder, samples=section.images.expected, counts=section.images.image_counts())
+    tokens = tuple(with_input_size(encoder.model, size).sample_tokens for size in section.images.sizes or ())
+    return replace(encoder, samples=section.images.expected, counts=section.images.image_counts(tokens))
 
 
 def _projector(section: ProjectorConfig, model: TransformerModel, encoder: Encoder) -> Projector:

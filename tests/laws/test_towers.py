@@ -10,7 +10,7 @@ from clustersim import Scenario, simulate
 from clustersim.build import build_plan
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.cross_attention_spec import CrossAttention
-from clustersim.model.image_counts import ImageBatch, ImageCounts, drawn_images
+from clustersim.model.image_counts import ImageBatch, ImageCounts, ImageWork, PackedImages, drawn_images
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import transformer_layer
 from clustersim.model.mixer import AttentionFlopConvention
@@ -23,6 +23,7 @@ from clustersim.program.task import CommOp
 from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 
+_WORK = ImageWork(per_token=4e9, per_pair=5e5, tokens=16)
 _LANGUAGE = {"preset": "llama-tiny"}
 _ENCODER = {"preset": "clip-vit-l-14-336", "input_size": 56, "layers": 2}
 
@@ -105,11 +106,78 @@ def test_ranks_that_wait_more_often_wait_longer(
 ) -> None:
     """Mean <= waiting once a step <= waiting in every microbatch <= the largest microbatch, up to whole images."""
     counts = ImageCounts(mean=4.0, variation=variation, seed=seed)
-    once, often = (
-        ImageBatch(counts, 100, microbatches, replicas, microbatch, replicas_wait=waits) for waits in (False, True)
+    sizes = _WORK, 100, microbatches, replicas, microbatch
+    once, often = (ImageBatch(counts, *sizes, replicas_wait=waits) for waits in (False, True))
+    drawn = drawn_images(counts, microbatches * replicas * microbatch, 100, 16)
+    mean = drawn.get(16, 0) / (microbatches * replicas)
+    assert mean - 0.5 <= once.busiest.count <= often.busiest.count <= often.largest.count == once.largest.count
+
+
+def _flops(images: PackedImages) -> float:
+    assert images.packed_keys is not None
+    return images.count * images.tokens * (_WORK.per_token + _WORK.per_pair * images.packed_keys.full)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.integers(0, 9))
+@examples(60)
+def test_sizes_of_images_are_waited_for_as_their_work(
+    microbatches: int, replicas: int, microbatch: int, seed: int
+) -> None:
+    """As above, in FLOP; counts and tokens are whole, so that a microbatch is off by half a token an image."""
+    counts = ImageCounts((1, 2, 5), seed=seed, tokens=(640, 2560, 10_240))
+    sizes = _WORK, 100, microbatches, replicas, microbatch
+    once, often = (ImageBatch(counts, *sizes, replicas_wait=waits) for waits in (False, True))
+    drawn = drawn_images(counts, microbatches * replicas * microbatch, 100, 16)
+    work = sum(count * tokens * (_WORK.per_token + _WORK.per_pair * tokens) for tokens, count in drawn.items())
+    assert work / (microbatches * replicas) <= 1.01 * _flops(once.busiest) <= 1.02 * _flops(often.busiest)
+    assert often.largest == once.largest
+    assert often.busiest.count * often.busiest.tokens <= 1.01 * often.largest.count * often.largest.tokens
+
+
+def test_images_are_dealt_out_to_the_replicas_that_share_a_microbatch() -> None:
+    """Five images of one size on two replicas are three on the busiest; no image is lost."""
+    sizes = _WORK, 100, 2, 3, 1
+    one, two = (ImageBatch(ImageCounts((5,)), *sizes, replicas_wait=True, shares=shares) for shares in (1, 2))
+    assert (one.busiest.count, two.busiest.count) == (5, 3)
+
+
+@given(tower_mappings(), st.sampled_from([28, 56, 84]))
+@examples(4)
+def test_images_of_one_size_are_images_of_that_input_size(mapping: dict[str, Any], size: int) -> None:
+    mapping = {**mapping, "training": {**mapping["training"], "attention": "flash"}}
+    usual, listed = (
+        simulate(_with_towers(mapping, encoder={**_ENCODER, **keys}))
+        for keys in ({"input_size": size, "images": 2}, {"input_size": size, "images": {"mean": 2, "sizes": [size]}})
     )
-    drawn = drawn_images(counts, microbatches * replicas * microbatch, 100)
-    assert drawn / (microbatches * replicas) - 0.5 <= once.busiest <= often.busiest <= often.largest == once.largest
+    assert listed.step_time == pytest.approx(usual.step_time, rel=1e-12)
+    assert listed.model_flops.model == pytest.approx(usual.model_flops.model, rel=1e-12)
+    assert [ledger.peak for ledger in listed.ledgers] == [ledger.peak for ledger in usual.ledgers]
+
+
+def test_sizes_keep_the_model_flop_of_their_images() -> None:
+    """A step's FLOP are those of all its images, each with its own attention."""
+    mapping = {
+        "model": {"preset": "qwen3-vl-8b", "encoder": {"images": {"mean": 1, "sizes": [[256, 256], [1024, 768]]}}},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"data": "fsdp"},
+        "training": {"sequence": 4096, "global_batch": 64, "microbatch": 8, "recompute": "full"},
+        "framework": "ideal",
+    }
+    scenario = Scenario.from_mapping(mapping)
+    encoder = scenario.model.encoder
+    assert encoder is not None
+    assert encoder.image_tokens == (16 * 16, 64 * 48)
+    drawn = encoder.images_by_tokens(64, 4096)
+    assert sum(drawn.values()) == 64
+    small, large = (
+        simulate(Scenario.from_mapping(mapping, [f"model.encoder.images={{counts: [1], sizes: [{size}]}}"]))
+        for size in ("[256, 256]", "[1024, 768]")
+    )
+    share = drawn[64 * 48] / 64
+    expected = (1 - share) * small.model_flops.model + share * large.model_flops.model
+    mixed = simulate(scenario)
+    assert mixed.model_flops.model == pytest.approx(expected, rel=1e-12)
+    assert small.step_time < mixed.step_time < large.step_time
 
 
 def test_drawn_images_keep_their_mean_and_their_spread() -> None:

@@ -11,6 +11,10 @@ from clustersim.model.gradient_flow import GradientFlow
 _LLAVA = {"language": "llama2-7b", "encoder": "clip-vit-l-14-336"}
 
 
+def _with_images(images: dict[str, Any]) -> dict[str, Any]:
+    return {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": images}}
+
+
 def _scenario(model: Any, *overrides: str, **training: Any) -> Scenario:
     mapping = {
         "model": model,
@@ -111,6 +115,14 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
             {**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "images": {"seed": 1, "counts": [1], "sigma": 2}}},
             "model.encoder.images.sigma",
         ),
+        (
+            _with_images({"mean": 0.5, "sizes": [224]}),
+            "model.encoder.images: sizes are of whole images.* 0.5; write counts",
+        ),
+        (_with_images({"mean": 1, "sizes": []}), "model.encoder.images.sizes"),
+        (_with_images({"mean": 1, "sizes": [8]}), r"model: input_size: \[8, 8\] holds no patch of clip-vit-l-14-336"),
+        (_with_images({"mean": 1, "sizes": ["big"]}), r"model.encoder.images.sizes.*'big' is no size"),
+        (_with_images({"mean": 1, "sizes": [224, 672]}), "2048 tokens hold no 2,304 of images"),
         ({**_LLAVA, "encoder": {"preset": "clip-vit-l-14-336", "vocab": 9}}, "model: vocab: clip-vit-l-14-336 has no"),
         ({"preset": "llama2-7b", "input_size": 224}, "model: input_size: llama2-7b reads tokens, not images"),
         ({"preset": "vit-l-16", "input_size": 8}, r"model: input_size: \[8, 8\] holds no patch of vit-l-16"),
@@ -134,6 +146,13 @@ def test_bad_towers_are_refused_in_one_sentence(model: Any, message: str) -> Non
 def test_what_no_tower_has_is_refused(override: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         _scenario("llava-1.5-7b", override)
+
+
+def test_images_of_several_sizes_need_kernels_of_variable_length() -> None:
+    with pytest.raises(
+        InputError, match=r"training\.attention: standard, whose kernels are of one length.*with the imag"
+    ):
+        _scenario(_with_images({"mean": 1, "sizes": [224, 336]}), "training.attention=standard")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 images: 4
 images: {mean: 4, coefficient_of_variation: 0.8, seed: 0}    # gamma variates
 images: {counts: [0, 1, 1, 6]}
+images: {mean: 2, sizes: [336, [720, 1280]]}
 """
 
 from typing import Annotated, ClassVar, Self
@@ -15,12 +16,30 @@ from clustersim.scenario.config_reader import MAX_WIDTH, ConfigModel, config_err
 from clustersim.scenario.id_ranges import MAX_SEED
 
 _MAX_VARIATION = 10.0
+_MAX_DIMENSIONS = 3  # frames, height, width
 
 
 def _parse_mean(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MAX_WIDTH:
         raise config_error(f"{format_value(value)} is no mean number of images; write a number above 0, such as 4")
     return float(value)
+
+
+def parse_input_size(value: object) -> tuple[int, ...]:
+    """The sizes of a sample; one number is that of a square image."""
+    sizes = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
+    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= _MAX_DIMENSIONS:
+        raise config_error(f"{format_value(value)} is no size; write pixels, such as 384, or [height, width]")
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_WIDTH:
+            raise config_error(f"{format_value(size)} is no number of pixels; 1 to {MAX_WIDTH:,} fits")
+    return tuple(sizes)
+
+
+InputSize = Annotated[
+    tuple[int, ...], value_parser(parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int])
+]
+"""Sizes of a sample."""
 
 
 class ImagesConfig(ConfigModel):
@@ -34,6 +53,8 @@ class ImagesConfig(ConfigModel):
     """standard deviation of a sequence's images over their mean (gamma variates); left out: all have the mean"""
     counts: Annotated[list[Annotated[int, Field(ge=0, le=MAX_WIDTH)]], Field(min_length=1)] | None = None
     """images of a sequence, each number as likely as the others; left out: a mean"""
+    sizes: Annotated[list[InputSize], Field(min_length=1)] | None = None
+    """sizes of an image as those of input_size, each as likely as the others, packed; left out: all have input_size"""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
     """of the random draws"""
 
@@ -45,18 +66,26 @@ class ImagesConfig(ConfigModel):
             raise config_error("coefficient_of_variation is of a mean, and counts is a list; leave it out")
         if self.counts is not None and not any(self.counts):
             raise config_error("counts has no image at all; write layers: 0 for no encoder")
+        if self._has_fraction and self.sizes is not None:
+            raise config_error(f"sizes are of whole images, and each sequence has {self.mean:g}; write counts: [0, 1]")
         return self
 
-    def image_counts(self) -> ImageCounts | None:
-        """What sequences' images are drawn from; None: all have as many."""
-        if self.counts is not None:
-            return ImageCounts(tuple(self.counts), seed=self.seed)
-        if self.coefficient_of_variation is None:
-            return None
-        return ImageCounts(mean=self.mean or 0.0, variation=self.coefficient_of_variation, seed=self.seed)
+    @property
+    def _has_fraction(self) -> bool:
+        """Whether all sequences have the same number of images, which is no whole one."""
+        return self.mean is not None and self.coefficient_of_variation is None and not self.mean.is_integer()
+
+    def image_counts(self, tokens: tuple[int, ...]) -> ImageCounts | None:
+        """What sequences' images are drawn from; None: all have as many of one size. tokens: of images of the sizes."""
+        counts = tuple(self.counts or ())
+        if self.coefficient_of_variation is None and not counts:
+            if not tokens:
+                return None
+            counts = (int(self.mean or 0),)
+        mean, variation = (0.0, 0.0) if counts else (self.mean or 0.0, self.coefficient_of_variation or 0.0)
+        return ImageCounts(counts, mean, variation, self.seed, tokens)
 
     @property
     def expected(self) -> float:
         """Mean number of images of a sequence."""
-        counts = self.image_counts()
-        return (self.mean or 0.0) if counts is None else counts.expected
+        return (self.mean or 0.0) if self.counts is None else sum(self.counts) / len(self.counts)

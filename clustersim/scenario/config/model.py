@@ -10,7 +10,7 @@ from clustersim.common.errors import format_value
 from clustersim.model.attention_spec import QkNorm
 from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, ScoreFunction
 from clustersim.model.transformer import Norm, PositionEncoding
-from clustersim.scenario.config.images import ImagesConfig
+from clustersim.scenario.config.images import ImagesConfig, parse_input_size
 from clustersim.scenario.config.mixers import (
     GatedDeltaNetConfig,
     KdaConfig,
@@ -41,7 +41,6 @@ from clustersim.scenario.config_reader import (
 _QK_NORMS = f"true, false, {', '.join(kind.value for kind in QkNorm)}"
 
 _MAX_MATRICES: Final = 4  # of a projector
-_MAX_DIMENSIONS: Final = 3  # frames, height, width
 ExpertCount = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
@@ -74,17 +73,6 @@ def _parse_capacity(value: object) -> float | None:
             f"{format_value(value)} is no capacity factor; write a number above 0, such as 1.25, or none"
         )
     return float(value)
-
-
-def _parse_input_size(value: object) -> tuple[int, ...]:
-    """The sizes of a sample; one number is that of a square image."""
-    sizes = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
-    if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= _MAX_DIMENSIONS:
-        raise config_error(f"{format_value(value)} is no size; write pixels, such as 384, or [height, width]")
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_WIDTH:
-            raise config_error(f"{format_value(size)} is no number of pixels; 1 to {MAX_WIDTH:,} fits")
-    return tuple(sizes)
 
 
 class ExpertsConfig(ConfigModel):
@@ -261,7 +249,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """multi-token prediction (MTP) layers, each of which predicts one additional token; left out: the preset's, or 0"""
     input_size: Annotated[
         tuple[int, ...] | None,
-        value_parser(_parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int]),
+        value_parser(parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int]),
     ] = None
     """pixels of a square image, or [height, width] or [frames, height, width]; left out: the preset's"""
     window_attn_skip_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None

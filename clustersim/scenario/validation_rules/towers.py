@@ -5,6 +5,7 @@ Each check reports in one sentence what conflicts and what would fit.
 
 from collections.abc import Iterator
 
+from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
@@ -37,6 +38,9 @@ def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
         "layout.overlap_moe_expert_parallel_comm": layout.overlap_moe_expert_parallel_comm,
         "layout.data: torch_data_parallel": layout.data.is_single_process,
         "layout.data: deepspeed_zero3": layout.data.gathers_single_parameters,
+        f"training.attention: {training.attention.value}, whose kernels are of one length, with sizes that differ": (
+            len(encoder.image_tokens) > 1 and training.attention is AttentionBackend.STANDARD
+        ),
         f"schedule: {scenario.schedule.name}, which splits backward,": isinstance(scenario.schedule, ZeroBubble)
         and model.gradients.has_frozen,
     }
@@ -109,7 +113,7 @@ def _check_image_counts(scenario: ResolvedScenario, encoder: Encoder) -> Iterato
             f"{images:g} images; give a microbatch that makes them whole"
         )
     largest = encoder.samples if encoder.counts is None else max(1, encoder.samples, *encoder.counts.counts)
-    tokens = largest * encoder.projector.projected_tokens(encoder.sample_tokens)
+    tokens = largest * encoder.projector.projected_tokens(max(encoder.image_tokens))
     if tokens > sequence:
         yield (
             f"training.sequence: {sequence} tokens hold no {tokens:,.0f} of images; give longer "
