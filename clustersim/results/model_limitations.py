@@ -28,8 +28,7 @@ SCAN_NOTE: Final = (
     "those of an H200 with 8,192 tokens and more, of Mamba 2 on AMD those of published steps"
 )
 IMAGES_NOTE: Final = (
-    "images of other sizes in other sequences, and what a pipeline loses between microbatches with unequal numbers of "
-    "them; reading, decoding and copying them to the GPU"
+    "what a pipeline loses between microbatches with unequal images; reading, decoding and copying them to the GPU"
 )
 SPARSE_ATTENTION_NOTE: Final = (
     "rates of the kernels of sparse attention by GPU and shape: their shares of the roofline are those of H800, H200 "

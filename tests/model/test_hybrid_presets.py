@@ -24,7 +24,7 @@ RELEASED = {
     "nemotron-nano-9b-v2": 8_888_227_328,
     "minimax-text-01": 456_089_655_296,
     "granite-4.0-h-small": 32_207_337_984,
-    "rwkv7-0.1b": 191_034_624,  # arXiv:2503.14456, section 5; its formula is below
+    "rwkv7-0.1b": 191_034_624,  # of RWKV-7 as converted to Transformers' format (wangyue114514/rwkv7-g1*-hf)
     "rwkv7-0.4b": 450_767_872,
     "rwkv7-1.5b": 1_527_404_544,
     "rwkv7-2.9b": 2_947_735_040,
