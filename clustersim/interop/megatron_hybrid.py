@@ -39,6 +39,17 @@ def with_pattern_layers(arguments: Arguments) -> dict[str, tuple[str, ...]]:
     return {**arguments, **({"num-layers": (str(len(letters)),)} if letters and "\0" not in letters else {})}
 
 
+def contradicted_layers(arguments: Arguments) -> tuple[str, ...]:
+    """A note where `--num-layers` is another number than a pattern's."""
+    given, taken = arguments.get("num-layers"), with_pattern_layers(arguments).get("num-layers")
+    if not given or not taken or given == taken or "\0" in given[0]:
+        return ()
+    return (
+        f"--num-layers {given[0]} is passed over: the pattern has {taken[0]} layers, which Megatron-LM takes since "
+        "2026 and refused before",
+    )
+
+
 def hybrid_pattern(parsed: MegatronArguments) -> str | None:
     """The layers' letters with bars between stages; None where the model is no hybrid."""
     parsed.has("is-hybrid-model")

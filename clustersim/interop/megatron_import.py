@@ -24,7 +24,7 @@ from clustersim.interop.megatron_arguments import (
     is_irrelevant_flag,
 )
 from clustersim.interop.megatron_bridge import read_bridge_printout
-from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
+from clustersim.interop.megatron_hybrid import contradicted_layers, hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
@@ -124,8 +124,9 @@ def _import_trainings(
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
-            shell_words = with_pattern_layers(group_by_flag(training.shell_words))
-            parsed = MegatronArguments(shell_words, source, trainings.unknowns, context)
+            shell_words = group_by_flag(training.shell_words)
+            parsed = MegatronArguments(with_pattern_layers(shell_words), source, trainings.unknowns, context)
+            parsed.assumptions.extend(contradicted_layers(shell_words))
             result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
             alternatives.append(_Alternative(training, result))
         except InputError as error:

@@ -164,7 +164,7 @@ def _describe_encoder(encoder: Encoder) -> str:
     """An encoder, whether it is trained, and its tokens."""
     frozen = " (frozen)" if encoder.model.gradients.layers is GradientFlow.NONE else ""
     mean = "" if encoder.counts is None else "on average "
-    images = f"{mean}{encoder.samples:g} image{'s' * (encoder.samples != 1)}"
+    images = f"{mean}{encoder.samples:.4g} image{'s' * (encoder.samples != 1)}"
     sizes = sorted({min(encoder.image_tokens), max(encoder.image_tokens)})
     tokens, projected = (
         " to ".join(f"{size:,}" for size in ends) for ends in (sizes, map(encoder.projector.projected_tokens, sizes))

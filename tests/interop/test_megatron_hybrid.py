@@ -57,6 +57,10 @@ def test_bars_are_between_pipeline_stages() -> None:
 def test_a_pattern_decides_the_number_of_layers_whatever_else_says() -> None:
     text = f"{NEMOTRON} --num-layers 4 --hybrid-layer-pattern '{PATTERN}'"
     assert _scenario(text).model.layer_count == len(PATTERN)
+    assert any(
+        "--num-layers 4 is passed over: the pattern has 52" in note
+        for note in import_megatron(text, "run", gpu_count=16).assumptions
+    )
 
 
 def test_ratios_space_attention_and_mlps_evenly() -> None:

@@ -127,6 +127,7 @@ def test_images_of_another_size_have_other_tokens(size: int | list[int], tokens:
         ({"preset": "llama2-7b", "input_size": 224}, "model: input_size: llama2-7b reads tokens, not images"),
         ({"preset": "vit-l-16", "input_size": 8}, r"model: input_size: \[8, 8\] holds no patch of vit-l-16"),
         ({"preset": "vit-l-16", "input_size": "big"}, "model.input_size: 'big' is no size"),
+        ("clip-vit-l-14-336", "model: clip-vit-l-14-336 ends in features.*give it as model.encoder"),
         ("vit-l-16", r"training\.sequence: 2048 tokens.*vit-l-16.*197 tokens"),
     ],
 )

@@ -78,7 +78,7 @@ def find_problems(scenario: ResolvedScenario) -> list[str]:
     size_checks = (check_degrees, check_placement, check_encoder_placement, check_encoder_layout)
     problems = (problem for check in size_checks for problem in check(scenario))
     size_problems = [*_check_size_limits(scenario.model), *problems]
-    return size_problems or [problem for check in _CHECKS for problem in check(scenario)]
+    return size_problems or [*dict.fromkeys(problem for check in _CHECKS for problem in check(scenario))]
 
 
 def _check_size_limits(model: TransformerModel) -> Iterator[str]:

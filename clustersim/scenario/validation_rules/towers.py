@@ -5,6 +5,7 @@ Each check reports in one sentence what conflicts and what would fit.
 
 from collections.abc import Iterator
 
+from clustersim.model.model_ends import NoHead
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.layer_partition import BehindEncoder
@@ -22,6 +23,11 @@ def check_images(scenario: ResolvedScenario) -> Iterator[str]:
         return
     conflicts = {"training.documents": training.documents is not None, "training.lora": training.lora is not None}
     yield from _conflicts(model, conflicts)
+    if isinstance(model.head, NoHead):
+        yield (
+            f"model: {model.name} ends in features, of which no loss is known; give it as model.encoder in front of a "
+            "language model, or a model with a head, such as vit-l-16"
+        )
     if layout.data.is_single_process:
         yield f"layout.data: torch_data_parallel gathers logits, of which {model.name} has none; ddp fits"
 

@@ -108,6 +108,13 @@ def _has_tensor_parallelism(scenario: Scenario) -> bool:
     return scenario.layout.tp > 1
 
 
+def _splits_encoder(scenario: Scenario) -> bool:
+    """Whether ranks that share a sequence split an encoder, or all run it."""
+    layout = scenario.layout
+    has_ranks = layout.tp * layout.cp > 1 and (layout.encoder_tp is None or layout.encoder_tp > 1)
+    return scenario.model.encoder is not None and has_ranks
+
+
 def _other_dispatcher(baseline: Baseline) -> Iterator[Alternative]:
     """A fused dispatch kernel (DeepEP, HybridEP) in place of the library's all-to-all, or the reverse."""
     present = baseline.scenario.layout.dispatcher
@@ -202,6 +209,14 @@ OVERLAP_REMEDIES: Final = explaining(
         "backward's tensor-parallel communication behind the weight gradient",
         _TENSOR_LOSSES,
         _has_tensor_parallelism,
+    ),
+    setting(
+        "encoder_replicas",
+        "images shared by replicas of the encoder, in place of its tensor parallelism",
+        ChangeSubject.LAYOUT,
+        _TENSOR_LOSSES | {StepLoss.MATMULS, StepLoss.MEMORY_BOUND, StepLoss.LAUNCH},
+        ("layout.encoder_tp=1",),
+        _splits_encoder,
     ),
     _flag_setting(
         "overlap_p2p_comm",
