@@ -7,6 +7,7 @@ Differences that change the model, layout or schedule are an error; others are r
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.build import require_common_step
@@ -14,6 +15,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.interop.import_result import ImportResult
 from clustersim.interop.model_equivalence import differing_fields, has_router_bias, models_equivalent
 from clustersim.model.training import FusedKernel, NoRecompute
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layer_partition import mtp_stage_index, partition_layers
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import changed_keys
@@ -57,6 +59,10 @@ class ExportResult:
 
     text: str
     differences: tuple[str, ...] = ()
+
+
+_FIELD_WORDS: Final = MappingProxyType({"mtp_spec": "multi-token prediction layers", "shared": "shared blocks"})
+"""What fields of a model are called in sentences, where not as in the code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +188,9 @@ def _reimport(scenario: Scenario, exporter: ArgumentExporter, text: str) -> Scen
 
 def _checked_differences(original: Scenario, reimported: Scenario, program: str) -> Iterator[tuple[str, Any, Any]]:
     if not models_equivalent(original.model, reimported.model):
-        fields_text = ", ".join(differing_fields(original.model, reimported.model))
         raise InputError(
-            f"{scenario_label(original)}: model: {program} cannot express the {fields_text} of {original.model.name}"
+            f"{scenario_label(original)}: model: {program} cannot express the "
+            f"{_describe_fields(original.model, reimported.model)} of {original.model.name}"
         )
     for key, original_value, reimported_value in differing_keys(original, reimported):
         if _changes_step(key):
@@ -193,6 +199,14 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
                 f"only {format_value(reimported_value)}"
             )
         yield key, original_value, reimported_value
+
+
+def _describe_fields(original: TransformerModel, reimported: TransformerModel) -> str:
+    """What differs between two models, mixers by their names."""
+    known = {mixer.label for mixer in reimported.distinct_mixers}
+    mixers = dict.fromkeys(mixer.label for mixer in original.distinct_mixers if mixer.label not in known)
+    words = dict(_FIELD_WORDS) | ({"mixer": f"mixers ({', '.join(mixers)})"} if mixers else {})
+    return ", ".join(words.get(field, field) for field in differing_fields(original, reimported))
 
 
 def _changes_step(key: str) -> bool:

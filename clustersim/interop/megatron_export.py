@@ -48,6 +48,7 @@ _LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
     LossImplementation.FUSED: (("cross-entropy-loss-fusion",),),
     LossImplementation.CUT_CROSS_ENTROPY: (("cross-entropy-loss-fusion",), ("cross-entropy-fusion-impl", "linear")),
 }
+_UNUSED_HEAD_DIM: Final = 64  # of a number of heads that Megatron-LM requires where no layer has attention
 
 
 def megatron_script(scenario: Scenario) -> str:
@@ -108,6 +109,8 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
         case DeepseekSparseAttention() as sparse:
             yield from _mla_flags(sparse.latent)
             yield from _dsa_flags(sparse)
+        case None:
+            yield "num-attention-heads", str(max(1, model.hidden // _UNUSED_HEAD_DIM))
     yield from hybrid_flags(model)
     yield from _layer_option_flags(model)
     yield from _vocab_flags(model, scenario.layout.tp)

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.interop.export import export_scenario
 from clustersim.interop.megatron_export import megatron_script
 from clustersim.interop.megatron_hybrid import pattern_from_ratios
 from clustersim.interop.megatron_import import import_megatron
+from clustersim.interop.registry import EXPORTERS
 from clustersim.model.layer_stack import layer_specs
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
@@ -88,6 +90,34 @@ def test_what_is_exported_is_imported_again() -> None:
     scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}'")
     assert _scenario(megatron_script(scenario)).model.stack == scenario.model.stack
     assert any(isinstance(mixer, Mamba2) for mixer in scenario.model.distinct_mixers)
+
+
+def test_a_model_without_attention_states_the_heads_that_megatron_requires() -> None:
+    scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern 'MMMM'")
+    script = megatron_script(scenario)
+    assert "--num-attention-heads 64" in script  # 4096 / 64
+    assert _scenario(script).model.stack == scenario.model.stack
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("kimi-linear-48b-a3b", r"cannot express the mixers \(Kimi delta attention\) of kimi"),
+        ("qwen3-next-80b-a3b", "cannot express the multi-token prediction layers of qwen3-next"),
+        ("zamba2-1.2b", "cannot express the shared blocks of zamba2"),
+        ("rwkv7-0.1b", r"cannot express the .*mixers \(RWKV-7\)"),
+    ],
+)
+def test_what_megatron_does_not_have_is_named(preset: str, message: str) -> None:
+    scenario = Scenario.from_mapping(
+        {
+            "model": preset,
+            "cluster": {"name": "dgx-h100", "gpus": 8},
+            "training": {"sequence": 1024, "global_batch": 8},
+        }
+    )
+    with pytest.raises(InputError, match=message):
+        export_scenario(scenario, EXPORTERS["megatron"])
 
 
 @pytest.mark.parametrize(

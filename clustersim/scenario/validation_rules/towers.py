@@ -75,7 +75,7 @@ def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
         )
     conflicts = {
         f"layout.order: {list(layout.order)}": layout.order != DENSE_AXIS_NAMES,
-        f"layout.data: shards over {layout.data.shard_size} ranks, which": layout.is_hybrid_sharded,
+        f"layout.data over {layout.data.shard_size} of the ranks that hold the same weights": layout.is_hybrid_sharded,
         f"schedule: {scenario.schedule.name}, which is bidirectional,": layout.mirrored,
         "training.optimizer of matrices": training.orthogonalizes_dense,
         "training.precision with matrices in formats of their own": training.recipe.has_matrix_formats,
