@@ -117,18 +117,28 @@ class ImageBatch:
         """Images of the largest microbatch, at least one."""
         return _loads(self)[1]
 
+    @property
+    def imbalance(self) -> float:
+        """Work of the ranks that others wait for, over the mean of all."""
+        return _loads(self)[2]
+
 
 @lru_cache(maxsize=_CACHE_SIZE)
-def _loads(batch: ImageBatch) -> tuple[PackedImages, PackedImages]:
+def _loads(batch: ImageBatch) -> tuple[PackedImages, PackedImages, float]:
     images, tokens, pairs = sums = _sums(batch)
     work = images if not batch.counts.tokens else batch.work.per_token * tokens + batch.work.per_pair * pairs
     share = work.argmax(axis=2)
     shared = work.max(axis=2)
     microbatches = np.arange(batch.microbatches)
     replica = shared.argmax(axis=1) if batch.replicas_wait else np.full(len(shared), shared.sum(axis=0).argmax())
-    waited_for = tuple(total[microbatches, replica, share[microbatches, replica]].mean() for total in sums)
+    busiest = microbatches, replica, share[microbatches, replica]
     largest = np.unravel_index(tokens.argmax(), tokens.shape)
-    return _packed(batch, waited_for), _packed(batch, tuple(total[largest] for total in sums))
+    mean_work = float(work.mean()) or 1.0  # there may be no images at all
+    return (
+        _packed(batch, tuple(total[busiest].mean() for total in sums)),
+        _packed(batch, tuple(total[largest] for total in sums)),
+        float(work[busiest].mean()) / mean_work,
+    )
 
 
 def _sums(batch: ImageBatch) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -232,6 +232,13 @@ class Plan:
             return self.encoder
         return EncoderPlan.of_plan(self, encoder, images.largest)
 
+    @property
+    def image_imbalance(self) -> float | None:
+        """Work of the encoder on the ranks that others wait for, over the mean of all; None where all have as much."""
+        encoder = self.model.encoder
+        images = None if encoder is None else self._image_batch(encoder)
+        return None if images is None else images.imbalance
+
     def _even_images(self, encoder: Encoder) -> PackedImages:
         """Images of a microbatch on one rank, where all sequences have as many."""
         images = round(self.training.microbatch * encoder.samples)

@@ -33,6 +33,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         "collectives": [selected_algorithm.to_json() for selected_algorithm in result.selected_algorithms],
         **_site_json(result),
         **_drawn_json(result),
+        **_images_json(result),
         "ranks": result.rank_count,
         "simulated_ranks": result.simulated_rank_count,
         "spans": result.operation_count,
@@ -64,6 +65,11 @@ def _drawn_json(result: StepMetrics) -> dict[str, Any]:
         return {}
     drawn = {"step_times_s": list(result.drawn_step_times), "distribution_s": result.drawn_step_time_percentiles}
     return {"drawn_documents": drawn}
+
+
+def _images_json(result: StepMetrics) -> dict[str, Any]:
+    """What ranks wait for where images are unequal."""
+    return {} if result.image_imbalance is None else {"encoder_work_waited_for_over_mean": result.image_imbalance}
 
 
 def _step_times_json(result: StepMetrics) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
@@ -61,6 +62,11 @@ class StepMetrics(SimulatedStep):
     def throughput(self) -> StepThroughput:
         """Tokens and FLOP per second."""
         return StepThroughput(self.scenario, self.step_time, self.rank_count)
+
+    @property
+    def image_imbalance(self) -> float | None:
+        """Work of the encoder on the ranks that others wait for, over the mean of all; None where images are equal."""
+        return build_plan(self.scenario).image_imbalance
 
     @cached_property
     def uncertainty(self) -> StepUncertainty:

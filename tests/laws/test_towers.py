@@ -130,6 +130,9 @@ def test_sizes_of_images_are_waited_for_as_their_work(
     drawn = drawn_images(counts, microbatches * replicas * microbatch, 100, 16)
     work = sum(count * tokens * (_WORK.per_token + _WORK.per_pair * tokens) for tokens, count in drawn.items())
     assert work / (microbatches * replicas) <= 1.01 * _flops(once.busiest) <= 1.02 * _flops(often.busiest)
+    assert 1.0 <= once.imbalance <= often.imbalance * (1 + 1e-12)
+    mean = work / (microbatches * replicas)
+    assert often.imbalance * mean == pytest.approx(_flops(often.busiest), rel=0.02)
     assert often.largest == once.largest
     assert often.busiest.count * often.busiest.tokens <= 1.01 * often.largest.count * often.largest.tokens
 
@@ -176,6 +179,9 @@ def test_sizes_keep_the_model_flop_of_their_images() -> None:
     share = drawn[64 * 48] / 64
     expected = (1 - share) * small.model_flops.model + share * large.model_flops.model
     mixed = simulate(scenario)
+    assert (small.image_imbalance, large.image_imbalance) == (1.0, 1.0)
+    assert mixed.image_imbalance is not None
+    assert mixed.image_imbalance > 1.0
     assert mixed.model_flops.model == pytest.approx(expected, rel=1e-12)
     assert small.step_time < mixed.step_time < large.step_time
 

@@ -114,6 +114,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         yield plain_text(f"mean of {scenario.steps:,} steps: {format_percentiles(result.step_time_percentiles)}")
     if draws := len(result.drawn_step_times):
         yield plain_text(f"{draws:,} draws of documents: {format_percentiles(result.drawn_step_time_percentiles)}")
+    if (ratio := result.image_imbalance) is not None:
+        yield plain_text(f"images: ranks wait for {ratio:.2f} times the encoder's mean work")
 
 
 def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
