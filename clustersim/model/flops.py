@@ -133,8 +133,9 @@ def _encoder_flops(model: TransformerModel, training: Training, convention: Atte
 
 
 def encoder_image_flops(encoder: Encoder) -> Flop:
-    """Model FLOP of one image of the usual size in an encoder and its projector, forward and backward."""
-    return _image_flops(encoder.model, encoder.sample_tokens, AttentionFlopConvention.FULL)
+    """Model FLOP of an image in an encoder and its projector, forward and backward, in the mean over its sizes."""
+    sizes = encoder.image_tokens
+    return sum(_image_flops(encoder.model, tokens, AttentionFlopConvention.FULL) for tokens in sizes) / len(sizes)
 
 
 def image_work(encoder: Encoder) -> ImageWork:
