@@ -61,8 +61,8 @@ class Layout(FieldPickling):
     cp_balanced: each rank has a chunk from the front of a causal sequence and its mirror chunk from the back (zigzag),
     else consecutive tokens. ep: number of ranks over which the experts of a MoE layer are distributed; etp: over which
     each expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; encoder_tp: over which an encoder is
-    sharded, whose replicas share the images of a sequence (None: tp, and all ranks of cp have all images); tp_group:
-    the groups of tp, other ones for such an encoder; dispatcher: token dispatcher;
+    sharded, whose replicas share the images of a sequence (None: tp, and all ranks of cp have all images);
+    is_encoder: it is the layout of such an encoder; dispatcher: token dispatcher;
     dispatcher_num_sms: SMs that its kernels use (None: the default). tp_comm_overlap: tensor-parallel
     collectives are pipelined in chunks with their neighbouring matmul; async_tensor_model_parallel_allreduce:
     backward's collectives overlap the matmul of the gradient that does not need them (Megatron-LM since 2022);
@@ -87,7 +87,7 @@ class Layout(FieldPickling):
     ep: int = 1
     etp: int | None = None
     encoder_tp: int | None = None
-    tp_group: CommGroup = TP_GROUP
+    is_encoder: bool = False
     dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL
     dispatcher_num_sms: int | None = None
     order: tuple[str, ...] = tuple(axis.name for axis in MESHES[DENSE_MESH])
@@ -139,6 +139,11 @@ class Layout(FieldPickling):
         return self.ep > 1 or self.effective_etp != self.tp
 
     @property
+    def tp_group(self) -> CommGroup:
+        """The groups of tensor-parallel ranks."""
+        return ENCODER_TP_GROUP if self.is_encoder else TP_GROUP
+
+    @property
     def image_shares(self) -> int:
         """Replicas of an encoder that share the images of a sequence (1: there is one, or each has all of them)."""
         return 1 if self.encoder_tp is None else max(1, self.tp * self.cp // self.encoder_tp)
@@ -155,7 +160,7 @@ class Layout(FieldPickling):
         if not self.has_encoder_mesh:
             return own
         tp = self.encoder_tp or self.tp
-        return replace(own, tp=tp, dp=self.tp * self.cp * self.dp // tp, tp_group=ENCODER_TP_GROUP)
+        return replace(own, tp=tp, dp=self.tp * self.cp * self.dp // tp, is_encoder=True)
 
     @property
     def exchanging_ranks(self) -> int:

@@ -125,11 +125,11 @@ def parameter_groups(
     indexers of sparse attention are trained alone.
     """
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
-    encoder = (ENCODER, FROZEN_ENCODER) if layout.has_encoder_mesh else ()
-    others = {*encoder[:1], *((FROZEN, *encoder[1:]) if frozen else ()), *((INDEXER,) if indexer else ())}
-    formats |= {name: training.recipe.weight_formats for name in _GROUPS_BY_NAME if name in others}
-    is_frozen = {FROZEN, FROZEN_ENCODER}
-    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - is_frozen
+    own_encoder = layout.has_encoder_mesh
+    others = {FROZEN: frozen, INDEXER: indexer, ENCODER: own_encoder, FROZEN_ENCODER: own_encoder and frozen}
+    formats |= {name: training.recipe.weight_formats for name, is_present in others.items() if is_present}
+    all_frozen = {FROZEN, FROZEN_ENCODER}
+    trained = {INDEXER} if indexer else {ADAPTERS} if training.lora is not None else formats.keys() - all_frozen
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(
         replace(

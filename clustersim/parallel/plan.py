@@ -31,7 +31,6 @@ from clustersim.parallel.layer_partition import (
 )
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import ENCODER_TP_GROUP
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
@@ -163,7 +162,7 @@ class Plan:
 
     def _grouped(self, layer: LayerOperators) -> LayerOperators:
         """A layer whose parameters are those of an encoder with degrees of its own, if this is its plan."""
-        if self.layout.tp_group is not ENCODER_TP_GROUP:
+        if not self.layout.is_encoder:
             return layer
         operators = (
             replace(operator, parameter_group=FROZEN_ENCODER if operator.parameter_group == FROZEN else ENCODER)

@@ -60,6 +60,10 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
 
+_COPIED_LAYOUT_FIELDS: Final = tuple(
+    layout_field.name for layout_field in fields(Layout) if layout_field.name not in ("mirrored", "is_encoder")
+)
+"""Fields of a layout that are keys of its section."""
 FEWEST_PAIRED_RANKS: Final = 4
 """Fewest pipeline ranks of a bidirectional schedule."""
 
@@ -251,9 +255,7 @@ def read_layout(
     )
     is_bidirectional = schedule.is_bidirectional
     overlaps_by_default = schedule.overlaps_passes and section.ep > 1
-    copied_fields = {
-        field.name: getattr(section, field.name) for field in fields(Layout) if hasattr(section, field.name)
-    }
+    copied_fields = {name: getattr(section, name) for name in _COPIED_LAYOUT_FIELDS}
     pp, dp = section.pp, section.dp or max(1, gpus // section.ranks_per_replica)
     if is_bidirectional:
         pp, dp = bidirectional_degrees(pp, dp)
