@@ -6,11 +6,10 @@ next step, and `overlap` steps more; the messages of a fragment follow each othe
 forward and two thirds backward, evenly over the layers (a backward has twice the FLOP of a forward).
 
 Reference: Douillard et al. 2025, arXiv:2501.18512, section 3.1: the same graph of layers, in which only the bandwidth
-between replicas counts.
+between replicas counts; section 3.3.1: fragments of strided layers.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from clustersim.common.units import Seconds
 from clustersim.scenario.diloco import DilocoSettings, OuterSend
@@ -19,14 +18,12 @@ FORWARD_FRACTION = 1.0 / 3.0
 
 
 def fragment_layers(layer_count: int, fragments: int) -> list[range]:
-    """Layers of each fragment: consecutive ones, as evenly as possible.
+    """Layers of each fragment, as evenly as possible: strided, so that no two early layers travel together.
 
     >>> fragment_layers(7, 3)
-    [range(0, 3), range(3, 5), range(5, 7)]
+    [range(0, 7, 3), range(1, 7, 3), range(2, 7, 3)]
     """
-    small, larger = divmod(layer_count, fragments)
-    starts = [index * small + min(index, larger) for index in range(fragments + 1)]
-    return [range(start, end) for start, end in pairwise(starts)]
+    return [range(index, layer_count, fragments) for index in range(fragments)]
 
 
 def exposed_seconds(

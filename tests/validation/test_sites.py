@@ -1,7 +1,6 @@
 """Published utilizations of training over sites; nothing of the model is set to them."""
 
 from functools import cache
-from itertools import chain
 from statistics import fmean
 
 import pytest
@@ -49,13 +48,19 @@ def test_opendiloco_is_met_with_an_all_reduce_over_its_slowest_link() -> None:
 
 
 def test_the_simulator_of_streaming_diloco_is_met_within_its_grid() -> None:
-    """First error, before anything was set: 3.5 points on average, all of it too cautious (a grid of 21 % steps)."""
+    """First error: 3.5 points on average, all too low: read as bandwidths that reach it, with consecutive layers."""
     prefixes = ("streaming-diloco", "diloco-scaling-laws")
-    errors = {prefix: points(simulated=True, prefix=prefix) for prefix in prefixes}
-    assert fmean(map(abs, chain.from_iterable(errors.values()))) < 3.6
-    assert max(chain.from_iterable(errors.values())) < 3.5
+    errors = [error for prefix in prefixes for error in points(simulated=True, prefix=prefix)]
+    assert fmean(map(abs, errors)) < 1.8
+    assert sum(abs(error) <= 5.0 for error in errors) / len(errors) > 0.93
     local = [error for prefix in prefixes for error in points(simulated=True, prefix=prefix, without="-h1-")]
-    assert sum(abs(error) <= 5.0 for error in local) / len(local) > 0.75
+    assert sum(abs(error) <= 5.0 for error in local) / len(local) > 0.95
+
+
+def test_hours_that_the_same_paper_states_are_met() -> None:
+    """6.75 hours of computation take 1,097 and 8.75 hours with 1 Gbit/s: no grid between."""
+    parallel, streaming = points(simulated=True, prefix="-hours-")
+    assert (parallel, streaming) == (approx(0.0, abs=0.02), approx(0.0, abs=2.0))
 
 
 def test_goodput_of_decoupled_replicas_is_near_the_published_one() -> None:
