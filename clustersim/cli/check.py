@@ -53,10 +53,10 @@ def _distinct_replicas(scenario: Scenario) -> Iterator[Scenario]:
     """One replica of each site, in which all have the same GPUs."""
     from clustersim.reliability.replica_places import replica_places, replica_scenarios
 
-    seen: set[str] = set()
+    seen: set[tuple[str, ...]] = set()
     for slot, replica in zip(replica_places(scenario), replica_scenarios(scenario), strict=True):
-        if slot.site not in seen:
-            seen.add(slot.site)
+        if slot.sites not in seen:
+            seen.add(slot.sites)
             yield replica
 
 

@@ -1,14 +1,11 @@
 """How long does a round of local training (DiLoCo) take?
 
-Each replica is simulated as a job of its own on its GPUs, for one inner step; others in its site run their own next to
-it on the same network. The exchange is an all-reduce of every shard of the outer gradients among the GPUs that hold it,
-one in each replica, on the routes between the sites and with the limits of their transports. While it overlaps inner
-steps it takes its share of the NICs, and an inner step is simulated with what is left of them. Without a quorum faster
-replicas wait for the slowest one in each round; with one, for the slowest of the quorum.
+Each replica is simulated as a job of its own for one inner step (`inner_steps`). The exchange is an all-reduce of the
+outer gradients among the replicas (`outer_all_reduce`), which takes its share of the links while it overlaps inner
+steps. Without a quorum faster replicas wait for the slowest one in each round; with one, for the last of those that are
+ready first (`outer_quorum`), and the exchange is among these, at least two: others take part when they can.
 
-Assumptions: outer gradients are sharded over all GPUs of a replica (of the smallest, if they differ), whatever the
-inner strategy; replicas average all of a fragment; no inner step fails; an exchange takes as long as one among all
-replicas, also where it waits for a quorum only (so a slow link slows all).
+Assumptions: replicas average all of a fragment; no inner step fails.
 Reference: as `clustersim.scenario.diloco`.
 """
 
@@ -18,32 +15,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from clustersim.build import resolved_library
-from clustersim.collectives.flow_routes import route_phase
-from clustersim.collectives.tuner import Selection, Tuner, select_variants
 from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError
-from clustersim.common.units import Bytes, Seconds
+from clustersim.common.units import Seconds
 from clustersim.hardware.prices import Price
 from clustersim.hardware.sites import SitesFabric
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import Fabric
 from clustersim.model.transformer import parameter_count
-from clustersim.program.task import CollectiveType
+from clustersim.reliability.inner_steps import ExchangeLoad, InnerStep, replica_groups, simulate_inner_steps
+from clustersim.reliability.outer_all_reduce import MIN_LOAD, OuterAllReduce, site_link_traffic
 from clustersim.reliability.outer_exchange import exposed_seconds
+from clustersim.reliability.outer_quorum import first_ready
 from clustersim.reliability.outer_settings import outer_choices
 from clustersim.reliability.replica_outages import simulate_replica_outages
-from clustersim.reliability.replica_places import replica_places, replica_scenarios, site_scenarios
+from clustersim.reliability.replica_places import replica_places, replica_scenarios
 from clustersim.results.memory_check import peak_memory_use
 from clustersim.results.outer_rounds import OuterRounds, ReplicaRound, UtilizationCurve
-from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.links import with_link_bandwidth
-from clustersim.scenario.diloco import DilocoSettings, OuterOptimizer
-from clustersim.simulation import simulate
+from clustersim.scenario.diloco import DilocoSettings, OuterFormat, OuterOptimizer, StepBudget
 
-MIN_NIC_LOAD = 1e-3
-"""Fraction of a NIC's bandwidth below which an overlapped exchange does not slow inner steps."""
-MAX_NIC_LOAD = 0.9
 UTILIZATIONS = (0.8, 0.9, 0.95)
 """Utilizations for which the needed bandwidth is reported."""
 MIN_BANDWIDTH_FACTOR, MAX_BANDWIDTH_FACTOR = 1e-4, 1e4
@@ -90,47 +80,69 @@ class LocalTraining:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.fabric = scenario, scenario.cluster.machine
-        self.replicas = tuple(replica_scenarios(scenario))
-        self.step_times = self._simulate_steps()
-        memory = [peak_memory_use(replica) for replica in self.replicas]
-        self._memory = max(memory, key=lambda use: use.needed / use.capacity)
+        self.places, self.replicas = replica_places(scenario), tuple(replica_scenarios(scenario))
+        self._groups = replica_groups(scenario, self.places, self.replicas)
+        self.inner_steps = self._inner_steps(ExchangeLoad())
+        self._memory = max(
+            (
+                peak_memory_use(self.replicas[index])
+                for index in {index for group in self._groups for index in group.simulated}
+            ),
+            key=lambda use: use.needed / use.capacity,
+        )
 
-    def _simulate_steps(self, nic_bandwidth: float = 1.0) -> tuple[Seconds, ...]:
-        """An inner step of each replica while all of its site take theirs. nic_bandwidth: fraction that is left."""
-        step_times: list[Seconds] = []
-        for first in site_scenarios(self.scenario, self.replicas):
-            loaded = first if nic_bandwidth == 1.0 else with_link_bandwidth(first, [LinkKind.NIC], nic_bandwidth)
-            result, neighbours = simulate(loaded), len(first.co_scheduled_jobs) - len(self.scenario.co_scheduled_jobs)
-            others = result.co_scheduled_jobs[len(result.co_scheduled_jobs) - neighbours :]
-            step_times += [result.step_time, *(float(job.step_times.mean()) for job in others)]
-        return tuple(step_times)
+    @property
+    def step_times(self) -> tuple[Seconds, ...]:
+        """An inner step of each replica without an exchange."""
+        return tuple(step.seconds for step in self.inner_steps)
+
+    @cached_method
+    def _inner_steps(self, load: ExchangeLoad) -> tuple[InnerStep, ...]:
+        return simulate_inner_steps(self.scenario, self.replicas, self._groups, load)
 
     def rounds(self, settings: DilocoSettings, bandwidth_factor: float = 1.0) -> OuterRounds:
         """A round. bandwidth_factor: on all links between sites."""
-        scenario, fabric = self.scenario, self._scaled_fabric(bandwidth_factor)
-        exchange = _Exchange(scenario, fabric, settings)
-        fragment_seconds = exchange.transfer_seconds / settings.fragments + exchange.latency
-        window = max(fragment_seconds, settings.overlap * max(self.step_times))
-        load = exchange.nic_load(settings.fragments, window) if settings.overlap else 0.0
-        state_bytes = settings.optimizer.state_bytes * exchange.shard_parameters
+        scenario, ready = self.scenario, self._first_ready(settings, bandwidth_factor)
+        exchange = self._exchange(tuple(sorted(ready)), settings.outer_gradients, bandwidth_factor)
+        everyone = self._exchange(tuple(range(len(self.replicas))), settings.outer_gradients, bandwidth_factor)
+        state_bytes = settings.optimizer.state_bytes * parameter_count(scenario.model) / everyone.shards
+        waited_for = frozenset(ready[: settings.quorum])
         rounds = OuterRounds(
             name=scenario.name,
             settings=settings,
-            replicas=tuple(self._replica_rounds(settings, exchange, load)),
+            replicas=tuple(self._replica_rounds(settings, exchange, waited_for)),
             links=(),
-            exchange_seconds=fragment_seconds,
-            optimizer_seconds=_optimizer_seconds(scenario, settings, exchange.shard_parameters),
+            exchange_seconds=exchange.transfer_seconds / settings.fragments + exchange.latency,
+            optimizer_seconds=_optimizer_seconds(scenario, settings, parameter_count(scenario.model) / everyone.shards),
             payload=exchange.payload,
             outer_bytes_per_gpu=0.0 if settings.offload else state_bytes,
             host_bytes_per_gpu=state_bytes if settings.offload else 0.0,
-            algorithm=exchange.selection.slowest_variant.name,
+            algorithm=exchange.algorithm,
             sequence_tokens=float(scenario.training.sequence),
             run_tokens=scenario.economics.training_tokens,
             peak_memory=self._memory.needed + (0.0 if settings.offload else state_bytes),
             memory_capacity=self._memory.capacity,
         )
-        return replace(rounds, links=tuple(_link_traffic(fabric, exchange, rounds.round_seconds)))
+        return replace(rounds, links=tuple(site_link_traffic(everyone, rounds.round_seconds)))
 
+    def _first_ready(self, settings: DilocoSettings, bandwidth_factor: float) -> tuple[int, ...]:
+        """The replicas of an exchange, in the order in which they are ready."""
+        count = len(self.places) if settings.quorum is None else max(2, settings.quorum)
+        payload = parameter_count(self.scenario.model) * settings.outer_gradients.bytes
+        layers, steps = self.scenario.model.layer_count, self.step_times
+
+        def ready(index: int, exchange: Seconds) -> Seconds:
+            pace = max(steps) if settings.step_budget is StepBudget.BY_SPEED else steps[index]
+            return settings.inner_steps * pace + exposed_seconds(settings, steps[index], layers, exchange, 0.0)
+
+        return first_ready(self._scaled_fabric(bandwidth_factor), self.places, payload, count=count, ready=ready)
+
+    @cached_method
+    def _exchange(self, members: tuple[int, ...], outer_format: OuterFormat, bandwidth_factor: float) -> OuterAllReduce:
+        places = [self.places[index] for index in members]
+        return OuterAllReduce(self.scenario, self._scaled_fabric(bandwidth_factor), places, outer_format)
+
+    @cached_method
     def _scaled_fabric(self, factor: float) -> Fabric:
         if factor == 1.0 or not isinstance(self.fabric, SitesFabric):
             return self.fabric
@@ -139,14 +151,14 @@ class LocalTraining:
         return self.fabric.with_degraded_links(factors)
 
     def _replica_rounds(
-        self, settings: DilocoSettings, exchange: "_Exchange", nic_load: float
+        self, settings: DilocoSettings, exchange: OuterAllReduce, waited_for: frozenset[int]
     ) -> Iterator[ReplicaRound]:
-        slowed, layers = self._steps_during_exchange(nic_load), self.scenario.model.layer_count
-        for index, (replica, slot) in enumerate(zip(self.replicas, replica_places(self.scenario), strict=True)):
+        slowed, layers = self._steps_during_exchange(settings, exchange), self.scenario.model.layer_count
+        for index, (replica, place) in enumerate(zip(self.replicas, self.places, strict=True)):
             step_time = self.step_times[index]
             yield ReplicaRound(
-                name=slot.name,
-                site=slot.site,
+                name=place.name,
+                sites=place.sites,
                 gpus=replica.layout.world_size,
                 sequences=replica.training.global_batch,
                 step_time=step_time,
@@ -154,16 +166,19 @@ class LocalTraining:
                 exposed_seconds=exposed_seconds(
                     settings, step_time, layers, exchange.transfer_seconds, exchange.latency
                 ),
+                is_waited_for=index in waited_for,
                 price_per_second=_price_per_second(replica),
             )
 
-    def _steps_during_exchange(self, nic_load: float) -> tuple[Seconds, ...]:
-        """Inner steps while the exchange takes a fraction of each NIC, rounded up to whole percents."""
-        return self.step_times if nic_load < MIN_NIC_LOAD else self._loaded_steps(math.ceil(100.0 * nic_load) / 100.0)
-
-    @cached_method
-    def _loaded_steps(self, load: float) -> tuple[Seconds, ...]:
-        return tuple(map(max, self.step_times, self._simulate_steps(1.0 - load)))
+    def _steps_during_exchange(self, settings: DilocoSettings, exchange: OuterAllReduce) -> tuple[Seconds, ...]:
+        """Inner steps while the exchange of a fragment takes a fraction of the links."""
+        if not settings.overlap:
+            return self.step_times
+        fragment_seconds = exchange.transfer_seconds / settings.fragments + exchange.latency
+        load = exchange.load(settings.fragments, max(fragment_seconds, settings.overlap * max(self.step_times)))
+        spans_sites = any(len(place.sites) > 1 for place in self.places)
+        rounded = ExchangeLoad(_whole_percents(load.nics), _whole_percents(load.site_links) if spans_sites else 0.0)
+        return tuple(map(max, self.step_times, (step.seconds for step in self._inner_steps(rounded))))
 
     def curves(self, settings: DilocoSettings) -> Iterator[UtilizationCurve]:
         """Utilization against the bandwidth of all links between sites, for fewer and more inner steps."""
@@ -208,38 +223,9 @@ def _price_per_second(replica: Scenario) -> Price | None:
     return Price(hourly / 3600.0, known_prices[0].currency)
 
 
-class _Exchange:
-    """The all-reduce of all outer gradients: groups of one GPU in each replica, each with its shard."""
-
-    def __init__(self, scenario: Scenario, fabric: Fabric, settings: DilocoSettings) -> None:
-        slots = replica_places(scenario)
-        self.fabric, self.shards = fabric, min(len(slot.gpus) for slot in slots)
-        self.payload: Bytes = parameter_count(scenario.model) * settings.outer_gradients.bytes
-        self.shard_parameters = parameter_count(scenario.model) / self.shards
-        self.members = np.stack([slot.gpus[: self.shards] for slot in slots], axis=1)
-        self._tuner = Tuner(fabric, resolved_library(scenario))
-        costs = self._tuner.evaluate_variants(CollectiveType.ALL_REDUCE, self.members)
-        self.selection: Selection = select_variants(costs, self.payload / self.shards)
-        slowest = self.selection.slowest_group
-        self.latency: Seconds = float(self.selection.latency[slowest])
-        self.transfer_seconds: Seconds = float(self.selection.seconds[slowest]) - self.latency
-
-    def site_link_shares(self) -> list[float]:
-        """Bytes on each link between sites, relative to the payload of one group, of all groups together."""
-        if not isinstance(self.fabric, SitesFabric):
-            return []
-        variant, loads = self.selection.slowest_variant, np.zeros(len(self.fabric.links.kind))
-        for topology in self._tuner.group_topologies(self.members):
-            for phase in self._tuner.library.algorithm(variant.algorithm).phases(CollectiveType.ALL_REDUCE, topology):
-                loads += route_phase(phase, self.fabric).link_load[:-1]
-        return [float(loads[link]) for link in self.fabric.site_link_ids]
-
-    def nic_load(self, fragments: int, seconds: Seconds) -> float:
-        """Fraction of each NIC's bandwidth that the exchange of a fragment takes if it lasts `seconds`."""
-        links = self.fabric.links
-        nics = links.kind == LINK_KINDS.index(LinkKind.NIC)
-        sent: float = 2.0 * (self.members.shape[1] - 1) / self.members.shape[1] * self.payload / self.shards / fragments
-        return min(MAX_NIC_LOAD, sent / seconds / float(links.bandwidth[nics].min()))
+def _whole_percents(load: float) -> float:
+    """A load rounded up to whole percents; none where it does not slow inner steps."""
+    return 0.0 if load < MIN_LOAD else math.ceil(100.0 * load) / 100.0
 
 
 def _optimizer_seconds(scenario: Scenario, settings: DilocoSettings, shard_parameters: float) -> Seconds:
@@ -256,20 +242,3 @@ def _optimizer_seconds(scenario: Scenario, settings: DilocoSettings, shard_param
         )
     copies = 4.0 * shard_parameters * (1.0 / host.device_to_host + 1.0 / host.host_to_device)
     return copies + touched * scenario.cluster.gpus_per_node / (host.bandwidth * host.optimizer_fraction)
-
-
-def _link_traffic(fabric: Fabric, exchange: _Exchange, round_seconds: Seconds) -> Iterator[SiteLinkTraffic]:
-    """Traffic of each link between sites in a round."""
-    shares = exchange.site_link_shares()
-    if not isinstance(fabric, SitesFabric):
-        return
-    for link, share in zip(fabric.site_links, shares, strict=True):
-        round_bytes = share * exchange.payload / exchange.shards
-        yield SiteLinkTraffic(
-            fabric.sites[link.source].name,
-            fabric.sites[link.target].name,
-            round_bytes,
-            link.bandwidth,
-            round_bytes / link.bandwidth / round_seconds,
-            round_bytes * link.price_per_byte,
-        )

@@ -8,24 +8,25 @@ ElasticDeviceMesh, arXiv:2412.01152; decoupled DiLoCo, arXiv:2604.21428).
 
 A replica that rejoins from its peers loses what it has done since its last exchange, at most a round, and loads states
 over the links between them; otherwise it goes back to its own checkpoint. A cut of a link between sites stops the
-exchange, not the replicas (`link_cuts`). Nobody waits for replicas that are away as planned.
+exchange, not the replicas (`link_cuts`), except for one that spans these sites and is cut in two. Nobody waits for
+replicas that are away as planned.
 
 Assumptions: a round is short compared with an outage; the pace stays as it is while replicas are absent; a peer to load
 from is there; replicas that share racks or switches of a site lose them independently.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import chain
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import FailureComponent
+from clustersim.hardware.failures import FailureComponent, FailureMode
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_events import FailureEvent, generate_failures
 from clustersim.reliability.job_simulation import LOSSES, JobParameters, JobSimulation, mean_restart_seconds
@@ -54,7 +55,7 @@ def simulate_replica_outages(
     horizon = days * SECONDS_PER_DAY
     gpus = np.array([replica.layout.world_size for replica in replicas], np.float64)
     jobs, quorum = replica_jobs(scenario, replicas, rounds, horizon), rounds.settings.quorum or 1
-    cuts, planned = LinkCuts(scenario, rounds, _SEED, _DRAW_WINDOW), list(_planned_absences(rounds, jobs, horizon))
+    cuts, planned = _link_cuts(scenario, rounds), list(_planned_absences(rounds, jobs, horizon))
     totals = np.zeros(len(replicas) + 2)
     for run in range(runs):
         timelines = [job.timeline(run) for job in jobs]
@@ -111,50 +112,85 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJob:
-    """One replica as a job of its own. index: among the replicas; site: index of its site."""
+    """One replica as a job of its own. index: among the replicas; sites: indices of its sites; cuts: of links."""
 
     parameters: JobParameters
     index: int
-    site: int
+    sites: tuple[int, ...]
     replica_count: int
+    cuts: LinkCuts
 
     def timeline(self, run: int) -> list[TimelineInterval]:
         """What it does in one of the runs."""
         timeline: list[TimelineInterval] = []
-        of_components, of_site = (self._failures(run, of_site=of_site) for of_site in (False, True))
-        JobSimulation(self.parameters, merge(of_components, of_site), timeline).run()
+        components = self._failures(run * self.replica_count + self.index, _is_local)
+        sites = (self._site_outages(run, position) for position in range(len(self.sites)))
+        cuts = self._cuts(run) if len(self.sites) > 1 else iter(())
+        JobSimulation(self.parameters, merge(components, *sites, cuts), timeline).run()
         return timeline
 
-    def _failures(self, run: int, *, of_site: bool) -> Iterator[FailureEvent]:
-        """Failures of its own components, or outages of its site, which its neighbours see at the same times."""
+    def _site_outages(self, run: int, position: int) -> Iterator[FailureEvent]:
+        """Outages of one of its sites, which its neighbours see at the same times."""
+        number = run * self.replica_count + self.sites[position]
+        nodes = self._nodes_by_site[position]
+        for event in self._failures(number, _is_site, share=1.0 / len(self.sites)):
+            yield event._replace(node=int(nodes[event.node % len(nodes)]))
+
+    def _cuts(self, run: int) -> Iterator[FailureEvent]:
+        """Cuts that leave some of its nodes, its last ones, without the others."""
+        for event in self.cuts.severing_cuts(run, self.index):
+            yield event._replace(node=self.parameters.domains.nodes - 1)
+
+    @property
+    def _nodes_by_site(self) -> list[IntArray]:
+        """Its nodes in each of its sites."""
+        domains = self.parameters.domains
+        site_by_node = np.array(domains.site_by_node or (0,) * domains.nodes)
+        return [np.flatnonzero(site_by_node == site) for site in dict.fromkeys(site_by_node.tolist())]
+
+    def _failures(
+        self, number: int, is_counted: Callable[[FailureMode], bool], share: float = 1.0
+    ) -> Iterator[FailureEvent]:
+        """Failures of some modes only, of a share of their components. number: of their random numbers."""
         reliability, domains = self.parameters.reliability, self.parameters.domains
         modes = tuple(
-            mode
-            if (mode.rate.component is FailureComponent.SITE) == of_site
-            else replace(mode, rate=replace(mode.rate, per_second=0.0))
+            replace(mode, rate=replace(mode.rate, per_second=mode.rate.per_second * share * is_counted(mode)))
             for mode in reliability.failures
         )
-        number = run * self.replica_count + (self.site if of_site else self.index)
         return generate_failures(replace(reliability, failures=modes), domains, _SEED, number, _DRAW_WINDOW)
+
+
+def _is_site(mode: FailureMode) -> bool:
+    """Whether it befalls whole sites."""
+    return mode.rate.component is FailureComponent.SITE
+
+
+def _is_local(mode: FailureMode) -> bool:
+    """Whether it befalls components inside of sites."""
+    return mode.rate.component not in (FailureComponent.SITE, FailureComponent.WAN)
+
+
+def _link_cuts(scenario: Scenario, rounds: OuterRounds) -> LinkCuts:
+    return LinkCuts(scenario, rounds, _SEED, _DRAW_WINDOW)
 
 
 def replica_jobs(
     scenario: Scenario, replicas: Sequence[Scenario], rounds: OuterRounds, horizon: Seconds
 ) -> list[ReplicaJob]:
     """The replicas as jobs of so many seconds, with what their failures cost."""
-    slots = replica_places(scenario)
-    sites = list(dict.fromkeys(slot.site for slot in slots))
+    places, cuts = replica_places(scenario), _link_cuts(scenario, rounds)
+    sites = list(dict.fromkeys(site for place in places for site in place.sites))
     jobs = []
-    for index, (replica, slot) in enumerate(zip(replicas, slots, strict=True)):
+    for index, (replica, place) in enumerate(zip(replicas, places, strict=True)):
         parameters = job_parameters(*failure_inputs(replica), horizon)
         if rounds.settings.rejoins_from_peers:
             peers = [
-                transfer_seconds(scenario.cluster.machine, peer, slot, checkpoint_bytes(replica))
-                for peer in slots
-                if peer is not slot
+                transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
+                for peer in places
+                if peer is not place
             ]
             parameters = _rejoining(parameters, rounds.replica_round_seconds(rounds.replicas[index]), min(peers))
-        jobs.append(ReplicaJob(parameters, index, sites.index(slot.site), len(replicas)))
+        jobs.append(ReplicaJob(parameters, index, tuple(map(sites.index, place.sites)), len(replicas), cuts))
     return jobs
 
 
@@ -173,7 +209,7 @@ def _rejoining(parameters: JobParameters, round_seconds: Seconds, load_seconds: 
 def _planned_absences(rounds: OuterRounds, jobs: Sequence[ReplicaJob], horizon: Seconds) -> Iterator[Outage]:
     """When replicas are away as planned, and restart when they are back."""
     for absence in rounds.settings.away:
-        members = frozenset(index for index, replica in enumerate(rounds.replicas) if replica.site == absence.site)
+        members = frozenset(index for index, replica in enumerate(rounds.replicas) if absence.site in replica.sites)
         begin, duration = absence.begin, absence.end - absence.begin
         duration += max(mean_restart_seconds(jobs[index].parameters) for index in members)
         while begin < horizon:

@@ -1,4 +1,8 @@
-"""Which GPUs does each replica of local training have, and how long does it take to move its states to another?"""
+"""Which GPUs does each replica of local training have, and how long does it take to move its states to another?
+
+Without a number of replicas there is one in each site. With one, equal parts of the GPUs follow each other site by
+site: several in a site, or one over several sites, which then trains synchronously over the links between them.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,51 +14,54 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import Fabric
 from clustersim.scenario import Scenario
-from clustersim.scenario.resolved import ResolvedJob
 from clustersim.scenario.validation_rules.diloco import site_names
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlace:
-    """Where a replica is. name: its site's, numbered where that has several; gpus: ids on the machine."""
+    """Where a replica is. name: its sites', numbered where these have several; gpus: ids on the machine."""
 
     name: str
-    site: str
+    sites: tuple[str, ...]
     gpus: IntArray
 
 
 def replica_places(scenario: Scenario) -> list[ReplicaPlace]:
     """The places of all replicas, site by site; several of one site share it in the order of ranks."""
+    gpus, names = scenario.cluster.machine_gpu_ids, site_names(scenario)
+    site_of_gpu = _site_indices(scenario)
+    by_site = np.argsort(site_of_gpu, kind="stable")
+    replicas = None if scenario.diloco is None else scenario.diloco.replicas
+    bounds = np.cumsum(np.bincount(site_of_gpu))[:-1] if replicas is None else replicas
+    members = np.split(by_site, bounds)
+    sites = [tuple(names[site] for site in np.unique(site_of_gpu[part]).tolist()) for part in members]
+    labels = _numbered([" + ".join(site) for site in sites])
+    return [ReplicaPlace(*place) for place in zip(labels, sites, (gpus[part] for part in members), strict=True)]
+
+
+def _site_indices(scenario: Scenario) -> IntArray:
+    """[ranks] index of the site among the job's, in the order of ranks."""
     gpus, machine = scenario.cluster.machine_gpu_ids, scenario.cluster.machine
     site_ids = machine.site_ids(gpus) if isinstance(machine, SitesFabric) else None
-    replicas = None if scenario.diloco is None else scenario.diloco.replicas
-    slots = []
-    for site, name in zip(_distinct(site_ids), site_names(scenario), strict=True):
-        members = gpus if site_ids is None else gpus[site_ids == site]
-        count = 1 if replicas is None else len(members) * replicas // len(gpus)
-        for number, slot_gpus in enumerate(np.split(members, count), start=1):
-            slots.append(ReplicaPlace(name if count == 1 else f"{name} {number}", name, slot_gpus))
-    return slots
+    if site_ids is None:
+        return np.zeros(len(gpus), np.int64)
+    _, first, inverse = np.unique(site_ids, return_index=True, return_inverse=True)
+    indices: IntArray = np.argsort(np.argsort(first))[inverse.reshape(-1)]
+    return indices
 
 
-def _distinct(site_ids: IntArray | None) -> list[int]:
-    """Sites in the order of ranks; a single one where there are none."""
-    return [0] if site_ids is None else list(dict.fromkeys(site_ids.tolist()))
+def _numbered(names: Sequence[str]) -> list[str]:
+    """Names, those that occur several times with a number."""
+    return [
+        f"{name} {names[: index + 1].count(name)}" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
 
 
 def replica_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     """The inner job of each replica: its GPUs, and its share of the batch."""
-    for slot in replica_places(scenario):
-        yield _inner_scenario(scenario, slot.gpus)
-
-
-def site_scenarios(scenario: Scenario, replicas: Sequence[Scenario]) -> Iterator[Scenario]:
-    """For each site its first replica, with the others of the site on the same network next to it."""
-    sites = [slot.site for slot in replica_places(scenario)]
-    for site in dict.fromkeys(sites):
-        first, *others = (replica for replica, own_site in zip(replicas, sites, strict=True) if own_site == site)
-        neighbours = tuple(ResolvedJob(other) for other in others)
-        yield replace(first, co_scheduled_jobs=(*first.co_scheduled_jobs, *neighbours)) if neighbours else first
+    for place in replica_places(scenario):
+        yield _inner_scenario(scenario, place.gpus)
 
 
 def _inner_scenario(scenario: Scenario, gpus: IntArray) -> Scenario:

@@ -21,17 +21,19 @@ _ROUNDING = 1e-9
 class ReplicaRound:
     """One replica in a round. step_time: of one inner step; overlapped_step_time: while an exchange takes its NICs.
 
-    site: where it is; sequences: in its batch; exposed_seconds: of all exchanges in a round that it would wait for at
-    this pace; price_per_second: of its GPUs, None where it is unknown.
+    sites: where it is; sequences: in its batch; exposed_seconds: of all exchanges in a round that it would wait for at
+    this pace; is_waited_for: whether exchanges wait for it (for all, or a quorum); price_per_second: of its GPUs, None
+    where it is unknown.
     """
 
     name: str
-    site: str
+    sites: tuple[str, ...]
     gpus: int
     sequences: int
     step_time: Seconds
     overlapped_step_time: Seconds
     exposed_seconds: Seconds
+    is_waited_for: bool = True
     price_per_second: Price | None = None
 
 
@@ -96,8 +98,8 @@ class UtilizationCurve:
 class OuterRounds:
     """A round of every replica: `inner_steps` steps, and one exchange of each fragment.
 
-    The replica that sets the pace is the slowest of the quorum, of all replicas where there is none: faster ones wait
-    for it, slower ones take part when they can.
+    The replica that sets the pace is the last of those that exchanges wait for (all, or a quorum): faster ones wait for
+    it, slower ones take part when they can.
 
     exchange_seconds: one fragment's exchange by itself; optimizer_seconds: outer optimizer in a round; payload: bytes
     of outer gradients of all fragments; outer_bytes_per_gpu: the common weights and their momentum on one GPU,
@@ -148,9 +150,9 @@ class OuterRounds:
 
     @property
     def pacer(self) -> ReplicaRound:
-        """The replica that sets the pace: the slowest of the quorum."""
-        quorum = self.settings.quorum or len(self.replicas)
-        return sorted(self.replicas, key=self.own_seconds)[quorum - 1]
+        """The replica that sets the pace: the last of those that exchanges wait for."""
+        waited_for = (replica for replica in self.replicas if replica.is_waited_for)
+        return max(waited_for, key=lambda replica: self.own_seconds(replica) + replica.exposed_seconds)
 
     @property
     def inner_step_time(self) -> Seconds:
@@ -300,7 +302,7 @@ def _replica_json(rounds: OuterRounds, replica: ReplicaRound) -> dict[str, Any]:
     waits = rounds.waits(replica)
     return {
         "name": replica.name,
-        "site": replica.site,
+        "sites": list(replica.sites),
         "gpus": replica.gpus,
         "sequences": replica.sequences,
         "inner_steps": rounds.inner_steps(replica),

@@ -109,8 +109,12 @@ def _utilization(case: ValidationCase) -> float:
 
 def _gpu_utilization(case: ValidationCase) -> float:
     """Mean of replicas of several speeds whose exchange takes no time."""
-    steps = [float(step) for step in case.text("replica_steps_s").split()]
-    replicas = tuple(ReplicaRound(str(index), "", 1, 1, step, step, 0.0) for index, step in enumerate(steps))
+    steps = sorted(float(step) for step in case.text("replica_steps_s").split())
+    quorum = case.positive_int("quorum")
+    replicas = tuple(
+        ReplicaRound(str(index), (), 1, 1, step, step, 0.0, is_waited_for=index < quorum)
+        for index, step in enumerate(steps)
+    )
     return OuterRounds("", _settings(case), replicas, (), 0.0, 0.0, 0.0, 0.0, 0.0, "", 1.0, 0.0, 0.0).gpu_utilization
 
 

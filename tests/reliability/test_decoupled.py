@@ -41,7 +41,11 @@ def scenario(*overrides: str, **diloco: Any) -> Scenario:
 
 
 def rounds(steps: list[float], quorum: int | None, *, inner_steps: int = 10, exposed: float = 0.5) -> OuterRounds:
-    replicas = tuple(ReplicaRound(str(i), "a", 8, 4, step, 1.1 * step, exposed) for i, step in enumerate(steps))
+    fastest = sorted(range(len(steps)), key=steps.__getitem__)[:quorum]
+    replicas = tuple(
+        ReplicaRound(str(i), ("a",), 8, 4, step, 1.1 * step, exposed, is_waited_for=i in fastest)
+        for i, step in enumerate(steps)
+    )
     settings = DilocoSettings(inner_steps, overlap=1, quorum=quorum)
     return OuterRounds("", settings, replicas, (), 1.0, 0.1, 0.0, 0.0, 0.0, "ring", 1000.0, 0.0, 0.0)
 
@@ -115,7 +119,7 @@ def test_replicas_divide_gpus_and_batch() -> None:
 @pytest.mark.parametrize(
     ("diloco", "sentence"),
     [
-        ({"replicas": 3}, "3 equal parts of 32 GPUs do not fit whole into sites of 32; such as 2, 4, 8 do"),
+        ({"replicas": 3}, "32 GPUs are not 3 equal parts; such as 2, 4, 8 are"),
         ({"replicas": 32}, "each replica of 1 GPUs does not hold whole copies"),
         ({"quorum": 3}, "cannot wait for 3 of 2 replicas"),
         ({"rejoin": "peer"}, "did you mean peers"),
@@ -150,7 +154,7 @@ def test_planned_absences_repeat_until_the_end() -> None:
     plan = scenario(away={"site": "dgx-h100", "begin": "8 h", "end": "20 h", "every": "1 d"})
     replicas = list(replica_scenarios(plan))
     result = replace(rounds([1.0, 1.0], None), settings=plan.diloco)
-    result = replace(result, replicas=tuple(replace(r, site="dgx-h100") for r in result.replicas))
+    result = replace(result, replicas=tuple(replace(r, sites=("dgx-h100",)) for r in result.replicas))
     jobs = replica_jobs(plan, replicas, result, 3 * 86400.0)
     outages = list(_planned_absences(result, jobs, 3 * 86400.0))
     assert [outage.begin / 3600.0 for outage in outages] == [8.0, 32.0, 56.0]

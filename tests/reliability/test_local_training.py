@@ -342,7 +342,7 @@ def test_a_cut_between_exchanges_costs_nothing(folder: Path, plain: OuterRounds)
 
 
 def test_a_ring_of_sites_survives_a_cut() -> None:
-    rounds = SimpleNamespace(replicas=[SimpleNamespace(site=name, gpus=8) for name in "abc"])
+    rounds = SimpleNamespace(replicas=[SimpleNamespace(sites=(name,), gpus=8) for name in "abc"])
     cuts = LinkCuts(SimpleNamespace(), rounds, 0, 1.0)  # type: ignore[arg-type]
     ring, chain = [("a", "b"), ("b", "c"), ("a", "c")], [("a", "b"), ("b", "c")]
     assert [cuts._absent_replicas(ring, cut) for cut in range(3)] == [frozenset()] * 3

@@ -1,6 +1,6 @@
 """Can the replicas of a scenario train by themselves?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -32,23 +32,20 @@ def _replica_problems(scenario: ResolvedScenario) -> Iterator[str]:
             )
         return
     total, model_ranks = sum(counts), scenario.layout.world_size // scenario.layout.dp
-    if not _divides(replicas, counts):
+    if total % replicas:
         legal = [
             str(number)
             for number in range(2, min(total, MAX_REPLICAS) + 1)
-            if _divides(number, counts) and total // number % model_ranks == 0
+            if total % number == 0 and total // number % model_ranks == 0
         ]
         yield (
-            f"diloco.replicas: {replicas} equal parts of {total:,} GPUs do not fit whole into sites of "
-            f"{', '.join(f'{count:,}' for count in counts)}; "
-            + (f"such as {', '.join(legal[:3])} do" if legal else "none do; leave it out for one in each site")
+            f"diloco.replicas: {total:,} GPUs are not {replicas} equal parts; "
+            + (
+                f"such as {', '.join(legal[:3])} are"
+                if legal
+                else "nor whole copies of the model in any number of them"
+            )
         )
-
-
-def _divides(replicas: int, counts: Sequence[int]) -> bool:
-    """Whether so many equal replicas lie whole in sites of these GPUs."""
-    total = sum(counts)
-    return total % replicas == 0 and not any(count % (total // replicas) for count in counts)
 
 
 def _batch_problems(scenario: ResolvedScenario) -> Iterator[str]:
