@@ -14,11 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import LinkKind
 from clustersim.reliability.replica_places import ReplicaPlace
 from clustersim.results.simulation_result import SimulationResult
+from clustersim.results.site_traffic import site_traffic
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import with_link_bandwidth
 from clustersim.scenario.resolved import ResolvedJob
@@ -35,10 +37,14 @@ class ExchangeLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """Replicas that share a network, by their indices. simulated: the group that stands for this one."""
+    """Replicas that share a network, by their indices. simulated: those of the group that stands for this one.
+
+    spans_sites: whether one of them is in several sites.
+    """
 
     replicas: tuple[int, ...]
     simulated: tuple[int, ...]
+    spans_sites: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ def replica_groups(
         key = _network_key(scenario, [places[index] for index in members], replicas[members[0]])
         same = next((simulated for other, simulated in keys if key is not None and other == key), members)
         keys.append((key, members))
-        groups.append(ReplicaGroup(members, same))
+        groups.append(ReplicaGroup(members, same, any(len(places[index].sites) > 1 for index in members)))
     return groups
 
 
@@ -73,6 +79,15 @@ def simulate_inner_steps(
             steps |= zip(group.simulated, _simulate_group(scenario, replicas, group.simulated, load), strict=True)
         steps |= {index: steps[other] for index, other in zip(group.replicas, group.simulated, strict=True)}
     return tuple(steps[index] for index in range(len(replicas)))
+
+
+def inner_link_bytes(groups: Sequence[ReplicaGroup], steps: Sequence[InnerStep], link_count: int) -> FloatArray:
+    """[site links] bytes of an inner step of all replicas, of those that span sites."""
+    loads = np.zeros(link_count)
+    for group in groups:
+        traffic = site_traffic(steps[group.replicas[0]].result) if group.spans_sites else ()
+        loads += [link.sent_bytes for link in traffic] or 0.0
+    return loads
 
 
 def _simulate_group(

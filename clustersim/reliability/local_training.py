@@ -12,9 +12,11 @@ Reference: as `clustersim.scenario.diloco`.
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
+from clustersim.common.arrays import FloatArray
 from clustersim.common.cached_method import cached_method
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
@@ -22,7 +24,13 @@ from clustersim.hardware.prices import Price
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import Fabric
 from clustersim.model.transformer import parameter_count
-from clustersim.reliability.inner_steps import ExchangeLoad, InnerStep, replica_groups, simulate_inner_steps
+from clustersim.reliability.inner_steps import (
+    ExchangeLoad,
+    InnerStep,
+    inner_link_bytes,
+    replica_groups,
+    simulate_inner_steps,
+)
 from clustersim.reliability.outer_all_reduce import MIN_LOAD, OuterAllReduce, site_link_traffic
 from clustersim.reliability.outer_exchange import exposed_seconds
 from clustersim.reliability.outer_quorum import first_ready
@@ -123,7 +131,14 @@ class LocalTraining:
             peak_memory=self._memory.needed + (0.0 if settings.offload else state_bytes),
             memory_capacity=self._memory.capacity,
         )
-        return replace(rounds, links=tuple(site_link_traffic(everyone, rounds.round_seconds)))
+        inner_bytes = settings.inner_steps * self._inner_link_bytes
+        return replace(rounds, links=tuple(site_link_traffic(everyone, inner_bytes, rounds.round_seconds)))
+
+    @cached_property
+    def _inner_link_bytes(self) -> FloatArray:
+        """[site links] bytes of an inner step of all replicas."""
+        link_count = len(self.fabric.site_links) if isinstance(self.fabric, SitesFabric) else 0
+        return inner_link_bytes(self._groups, self.inner_steps, link_count)
 
     def _first_ready(self, settings: DilocoSettings, bandwidth_factor: float) -> tuple[int, ...]:
         """The replicas of an exchange, in the order in which they are ready."""
@@ -176,7 +191,7 @@ class LocalTraining:
             return self.step_times
         fragment_seconds = exchange.transfer_seconds / settings.fragments + exchange.latency
         load = exchange.load(settings.fragments, max(fragment_seconds, settings.overlap * max(self.step_times)))
-        spans_sites = any(len(place.sites) > 1 for place in self.places)
+        spans_sites = any(group.spans_sites for group in self._groups)
         rounded = ExchangeLoad(_whole_percents(load.nics), _whole_percents(load.site_links) if spans_sites else 0.0)
         return tuple(map(max, self.step_times, (step.seconds for step in self._inner_steps(rounded))))
 

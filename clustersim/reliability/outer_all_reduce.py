@@ -83,15 +83,19 @@ class OuterAllReduce:
         return min(MAX_LOAD, float((self.site_link_bytes / bandwidths).max()) / fragments / seconds)
 
 
-def site_link_traffic(exchange: OuterAllReduce, round_seconds: Seconds) -> Iterator[SiteLinkTraffic]:
+def site_link_traffic(
+    exchange: OuterAllReduce, inner_bytes: FloatArray, round_seconds: Seconds
+) -> Iterator[SiteLinkTraffic]:
     """Traffic of each link between sites in a round; at most what it carries meanwhile.
 
-    A replica behind a slow link, which nobody waits for, takes part when its gradients have arrived.
+    inner_bytes: of inner steps, on each link. A replica behind a slow link, which nobody waits for, takes part when its
+    gradients have arrived.
     """
     fabric = exchange.fabric
     if not isinstance(fabric, SitesFabric):
         return
-    for link, link_bytes in zip(fabric.site_links, exchange.site_link_bytes.tolist(), strict=True):
+    round_bytes = (exchange.site_link_bytes + inner_bytes).tolist()
+    for link, link_bytes in zip(fabric.site_links, round_bytes, strict=True):
         sent = min(link_bytes, link.bandwidth * round_seconds)
         yield SiteLinkTraffic(
             fabric.sites[link.source].name,
