@@ -1,7 +1,6 @@
 """What does `clustersim check` do? Everything that needs no simulation: is the scenario legal, and does it fit?"""
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,49 +19,45 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     """
     with code_permission("`check` never runs; `clustersim run --allow-code` does, once you have looked at it"):
         scenario = Scenario.load(file, overrides)
-    from clustersim.results.memory_check import check
-    from clustersim.scenario.validation_rules.sites import exchange_crossings, site_crossings
+    from clustersim.reliability.replica_places import exchange_crossings
     from clustersim.uncertainty.memory_error import fits_surely
 
-    jobs = [scenario] if scenario.diloco is None else list(_distinct_replicas(scenario))
-    checked, report = max(
-        ((job, check(job)) for job in jobs), key=lambda pair: pair[1].peak_memory_bytes / pair[1].memory_capacity_bytes
-    )
+    report = _memory_report(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     probability = format_probability(report.fit_probability)
     is_sure = fits_surely(report.fit_probability)
     fits = f"valid and {'fits' if is_sure else 'may fit'} (probability {probability})"
     verdict = fits if report.fits else "valid, but does not fit"
     if scenario.diloco is not None:
-        verdict = f"{verdict} (the replica with least room, without its outer state, which `clustersim diloco` counts)"
+        verdict = f"{verdict} (the replica with least room, outer state included)"
     if not (quiet and report.fits and is_sure and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     if not quiet:
-        for crossing in site_crossings(checked.layout, checked.cluster.fabric):
-            print(f"  {crossing.description}")
-        for exchange in exchange_crossings(scenario):
-            print(f"  {exchange}")
+        for line in (*_crossings(scenario), *exchange_crossings(scenario)):
+            print(f"  {line}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:
-        print(f"  suggestion: {_of_whole_job(suggestion, scenario.layout.dp // checked.layout.dp)}")
+        print(f"  suggestion: {suggestion}")
     return report.fits
 
 
-def _distinct_replicas(scenario: Scenario) -> Iterator[Scenario]:
-    """One replica of each site, in which all have the same GPUs."""
-    from clustersim.reliability.replica_places import replica_places, replica_scenarios
+def _memory_report(scenario: Scenario) -> "MemoryCheckReport":
+    """Memory of the step, or of the replicas of local training."""
+    from clustersim.reliability.replica_memory import check_replicas
+    from clustersim.results.memory_check import check
 
-    seen: set[tuple[str, ...]] = set()
-    for slot, replica in zip(replica_places(scenario), replica_scenarios(scenario), strict=True):
-        if slot.sites not in seen:
-            seen.add(slot.sites)
-            yield replica
+    return check(scenario) if scenario.diloco is None else check_replicas(scenario)
 
 
-def _of_whole_job(suggestion: str, replicas: int) -> str:
-    """A suggestion for one replica, with the dp of all of them, which the file states."""
-    return re.sub(r"(?<=layout\.dp=)\d+", lambda match: str(int(match[0]) * replicas), suggestion)
+def _crossings(scenario: Scenario) -> list[str]:
+    """Which axis crosses which link between sites, within a replica of local training."""
+    from clustersim.reliability.replica_places import replica_scenarios
+    from clustersim.scenario.validation_rules.sites import site_crossings
+
+    jobs = [scenario] if scenario.diloco is None else replica_scenarios(scenario)
+    crossings = (crossing for job in jobs for crossing in site_crossings(job.layout, job.cluster.fabric))
+    return list(dict.fromkeys(crossing.description for crossing in crossings))
 
 
 def _format_host_memory(report: "MemoryCheckReport") -> str:

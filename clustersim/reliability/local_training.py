@@ -35,9 +35,9 @@ from clustersim.reliability.outer_all_reduce import MIN_LOAD, OuterAllReduce, si
 from clustersim.reliability.outer_exchange import exposed_seconds
 from clustersim.reliability.outer_quorum import first_ready
 from clustersim.reliability.outer_settings import outer_choices
+from clustersim.reliability.replica_memory import outer_state_bytes, replica_memory_use
 from clustersim.reliability.replica_outages import simulate_replica_outages
 from clustersim.reliability.replica_places import replica_places, replica_scenarios
-from clustersim.results.memory_check import peak_memory_use
 from clustersim.results.outer_rounds import OuterRounds, ReplicaRound, UtilizationCurve
 from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import DilocoSettings, OuterFormat, OuterOptimizer, StepBudget
@@ -91,13 +91,7 @@ class LocalTraining:
         self.places, self.replicas = replica_places(scenario), tuple(replica_scenarios(scenario))
         self._groups = replica_groups(scenario, self.places, self.replicas)
         self.inner_steps = self._inner_steps(ExchangeLoad())
-        self._memory = max(
-            (
-                peak_memory_use(self.replicas[index])
-                for index in {index for group in self._groups for index in group.simulated}
-            ),
-            key=lambda use: use.needed / use.capacity,
-        )
+        self._memory = replica_memory_use(scenario)
 
     @property
     def step_times(self) -> tuple[Seconds, ...]:
@@ -113,7 +107,7 @@ class LocalTraining:
         scenario, ready = self.scenario, self._first_ready(settings, bandwidth_factor)
         exchange = self._exchange(tuple(sorted(ready)), settings.outer_gradients, bandwidth_factor)
         everyone = self._exchange(tuple(range(len(self.replicas))), settings.outer_gradients, bandwidth_factor)
-        state_bytes = settings.optimizer.state_bytes * parameter_count(scenario.model) / everyone.shards
+        state_bytes = outer_state_bytes(scenario)
         waited_for = frozenset(ready[: settings.quorum])
         rounds = OuterRounds(
             name=scenario.name,
@@ -128,7 +122,7 @@ class LocalTraining:
             algorithm=exchange.algorithm,
             sequence_tokens=float(scenario.training.sequence),
             run_tokens=scenario.economics.training_tokens,
-            peak_memory=self._memory.needed + (0.0 if settings.offload else state_bytes),
+            peak_memory=self._memory.needed,
             memory_capacity=self._memory.capacity,
         )
         inner_bytes = settings.inner_steps * self._inner_link_bytes

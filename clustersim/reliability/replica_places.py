@@ -6,15 +6,19 @@ site: several in a site, or one over several sites, which then trains synchronou
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.common.units import Bytes, Seconds
+from clustersim.common.units import Bytes, Seconds, format_seconds
+from clustersim.hardware.site_links import route_latency
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.scenario import Scenario
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.diloco import site_names
+
+S = TypeVar("S", bound=ResolvedScenario)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,7 @@ class ReplicaPlace:
     gpus: IntArray
 
 
-def replica_places(scenario: Scenario) -> list[ReplicaPlace]:
+def replica_places(scenario: ResolvedScenario) -> list[ReplicaPlace]:
     """The places of all replicas, site by site; several of one site share it in the order of ranks."""
     gpus, names = scenario.cluster.machine_gpu_ids, site_names(scenario)
     site_of_gpu = _site_indices(scenario)
@@ -39,7 +43,7 @@ def replica_places(scenario: Scenario) -> list[ReplicaPlace]:
     return [ReplicaPlace(*place) for place in zip(labels, sites, (gpus[part] for part in members), strict=True)]
 
 
-def _site_indices(scenario: Scenario) -> IntArray:
+def _site_indices(scenario: ResolvedScenario) -> IntArray:
     """[ranks] index of the site among the job's, in the order of ranks."""
     gpus, machine = scenario.cluster.machine_gpu_ids, scenario.cluster.machine
     site_ids = machine.site_ids(gpus) if isinstance(machine, SitesFabric) else None
@@ -58,13 +62,13 @@ def _numbered(names: Sequence[str]) -> list[str]:
     ]
 
 
-def replica_scenarios(scenario: Scenario) -> Iterator[Scenario]:
+def replica_scenarios(scenario: S) -> Iterator[S]:
     """The inner job of each replica: its GPUs, and its share of the batch."""
     for place in replica_places(scenario):
         yield _inner_scenario(scenario, place.gpus)
 
 
-def _inner_scenario(scenario: Scenario, gpus: IntArray) -> Scenario:
+def _inner_scenario(scenario: S, gpus: IntArray) -> S:
     layout, training = scenario.layout, scenario.training
     return replace(
         scenario,
@@ -73,6 +77,29 @@ def _inner_scenario(scenario: Scenario, gpus: IntArray) -> Scenario:
         training=replace(training, global_batch=training.global_batch * len(gpus) // scenario.cluster.gpu_count),
         diloco=None,
     )
+
+
+def exchange_crossings(scenario: ResolvedScenario) -> Iterator[str]:
+    """What local training sends between each pair of sites that different replicas are in."""
+    machine, settings, places = scenario.cluster.machine, scenario.diloco, replica_places(scenario)
+    if settings is None or not isinstance(machine, SitesFabric):
+        return
+    pairs = {
+        (source, target)
+        for place in places
+        for other in places
+        if other is not place
+        for source in place.sites
+        for target in other.sites
+    }
+    for (source, target), route in machine.routes.items():
+        first, second = machine.sites[source].name, machine.sites[target].name
+        if source < target and (first, second) in pairs:
+            round_trip = format_seconds(2.0 * route_latency(route, machine.site_links))
+            yield (
+                f"outer gradients cross between {first} and {second} ({round_trip} round trip), every "
+                f"{settings.inner_steps:,} steps"
+            )
 
 
 def transfer_seconds(fabric: Fabric, source: ReplicaPlace, target: ReplicaPlace, size: Bytes) -> Seconds:

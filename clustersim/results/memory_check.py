@@ -27,7 +27,7 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.expert_load_factors import most_loaded_factor
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
-from clustersim.results.oom_suggestions import oom_suggestions
+from clustersim.results.oom_suggestions import PeakFunction, oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -78,7 +78,7 @@ def check(scenario: Scenario) -> MemoryCheckReport:
     require_consistent(scenario)
     if scenario.cost.nccl_overrides.constrained_collectives:
         require_algorithms(scenario, build_program(scenario, build_plan(scenario)))
-    report = _report_without_suggestions(scenario)
+    report = report_without_suggestions(scenario)
     return replace(
         report, suggestions=suggest_memory_fixes(scenario, report.peak_memory_bytes, report.memory_capacity_bytes)
     )
@@ -117,7 +117,7 @@ def memory_fit_probability(
     return 0.0 if host is not None and not host.fits else fit_probability(scenario.framework.name, peak, capacity)
 
 
-def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
+def report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
     """The report, its suggestions still empty."""
     peak, capacity = max_memory_utilization(scenario)
     host = max_host_use(scenario)
@@ -203,17 +203,20 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
     return host_memory_use(plan, schedule_order(scenario, plan), by_stage, host.capacity)
 
 
-def suggest_memory_fixes(scenario: Scenario, peak: Bytes, capacity: Bytes) -> tuple[str, ...]:
+def suggest_memory_fixes(
+    scenario: Scenario, peak: Bytes, capacity: Bytes, peak_of: PeakFunction | None = None
+) -> tuple[str, ...]:
     """Single changes (and a few sensible pairs of them) after which the scenario fits, if it does not, or not surely.
 
-    peak, capacity: of the most loaded GPU.
+    peak, capacity: of the most loaded GPU; peak_of: the peak of a changed scenario, None: that of its step.
     """
     fits = peak <= capacity
     if fits and fits_surely(fit_probability(scenario.framework.name, peak, capacity)):
         return ()
     smallest = min(memory_capacities(scenario))
     safe_capacity = smallest * (1.0 - required_headroom(scenario, None))
-    return tuple(oom_suggestions(scenario, smallest, safe_capacity, _peak_of_legal_scenario, fits=fits))
+    peak_function = peak_of or _peak_of_legal_scenario
+    return tuple(oom_suggestions(scenario, smallest, safe_capacity, peak_function, fits=fits))
 
 
 def _peak_of_legal_scenario(scenario: Scenario) -> Bytes:

@@ -18,7 +18,6 @@ from clustersim.hardware.topology import Fabric, HasSites
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, MESHES, Axis
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.scenario.validation_rules.diloco import site_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +75,6 @@ def _axis_groups(layout: Layout) -> Iterator[tuple[Axis, IntArray]]:
             if mesh.degrees.get(axis.name, 1) > 1 and axis.name not in seen and not is_split:
                 seen.add(axis.name)
                 yield axis, mesh.groups_along(axis)
-
-
-def exchange_crossings(scenario: ResolvedScenario) -> Iterator[str]:
-    """What local training (`diloco`) sends between each pair of its sites; nothing else of it crosses them."""
-    machine = scenario.cluster.machine
-    if scenario.diloco is None or not isinstance(machine, SitesFabric):
-        return
-    names = site_names(scenario)
-    for (source, target), route in machine.routes.items():
-        first, second = machine.sites[source].name, machine.sites[target].name
-        if source < target and {first, second} <= set(names):
-            round_trip = format_seconds(2.0 * route_latency(route, machine.site_links))
-            yield (
-                f"outer gradients cross between {first} and {second} ({round_trip} round trip), every "
-                f"{scenario.diloco.inner_steps:,} steps"
-            )
 
 
 def site_warnings(scenario: ResolvedScenario) -> Iterator[str]:
