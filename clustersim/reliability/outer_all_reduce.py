@@ -22,8 +22,8 @@ from clustersim.program.task import CollectiveType
 from clustersim.reliability.inner_steps import ExchangeLoad
 from clustersim.reliability.replica_places import ReplicaPlace
 from clustersim.results.site_traffic import SiteLinkTraffic
-from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import OuterFormat
+from clustersim.scenario.resolved import ResolvedScenario
 
 MIN_LOAD = 1e-3
 """Fraction of a link's bandwidth below which an overlapped exchange does not slow inner steps."""
@@ -37,7 +37,7 @@ class OuterAllReduce:
     """
 
     def __init__(
-        self, scenario: Scenario, fabric: Fabric, places: Sequence[ReplicaPlace], outer_format: OuterFormat
+        self, scenario: ResolvedScenario, fabric: Fabric, places: Sequence[ReplicaPlace], outer_format: OuterFormat
     ) -> None:
         self.fabric, self.shards = fabric, min(len(place.gpus) for place in places)
         self.payload: Bytes = parameter_count(scenario.model) * outer_format.bytes

@@ -12,7 +12,6 @@ from clustersim.report.figure import Figure, axis_layout
 from clustersim.report.html_document import Panel, figure_panel, html_document, render_panel
 from clustersim.report.terminal.outer_rounds import (
     CHOICE_COLUMNS,
-    CONVERGENCE_NOTE,
     LINK_COLUMNS,
     REPLICA_COLUMNS,
     ROUND_COLUMNS,
@@ -22,7 +21,7 @@ from clustersim.report.terminal.outer_rounds import (
     replica_rows,
     round_rows,
 )
-from clustersim.results.outer_rounds import OuterRounds, ReplicaRound
+from clustersim.results.outer_rounds import CONVERGENCE_NOTE, OuterRounds, ReplicaRound
 
 _SHOWN_ROUNDS: Final = 3
 _COLOURS: Final = {

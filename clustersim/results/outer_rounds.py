@@ -5,7 +5,7 @@ Convergence is not simulated: what fewer exchanges cost in loss is published, fo
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.prices import Price
@@ -13,6 +13,10 @@ from clustersim.results.goodput import SECONDS_PER_DAY
 from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario.diloco import DilocoSettings, StepBudget
 
+CONVERGENCE_NOTE: Final = (
+    "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
+    "inner steps and replicas), arXiv:2501.18512 (fragments, overlap, formats) and arXiv:2604.21428 (quorums)."
+)
 _SECONDS_PER_HOUR = 3600.0
 _ROUNDING = 1e-9
 
@@ -260,6 +264,7 @@ class OuterRounds:
                 {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs
             ],
             "choices": [choice.to_json() for choice in self.choices],
+            "convergence": CONVERGENCE_NOTE,
         }
 
 

@@ -16,6 +16,7 @@ from clustersim.common.units import (
     format_step_time,
 )
 from clustersim.results.memory_check import MemoryUse
+from clustersim.results.outer_rounds import CONVERGENCE_NOTE
 
 MAX_RIVALS: Final = 4
 """Number of layouts that are compared in the sensitivity analysis."""
@@ -38,7 +39,8 @@ class LayoutResult:
     trillion tokens, None where prices or powers are unknown; price_kind: contract or list, as `PriceKind`; tied: as
     good as the best within the variation of equal runs; run: metrics of the full training run if the objective needs
     them: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes; extrapolated: its step time was
-    extrapolated from fewer microbatches, accurately enough to exclude it from the best.
+    extrapolated from fewer microbatches, accurately enough to exclude it from the best; variants: the same layout with
+    each of the settings of local training that were asked for, while a search goes on.
     """
 
     overrides: tuple[str, ...]
@@ -63,6 +65,7 @@ class LayoutResult:
     tied: bool = False
     run: Mapping[str, float] | None = None
     extrapolated: bool = False
+    variants: "tuple[LayoutResult, ...]" = ()
 
     @property
     def headroom(self) -> Bytes:
@@ -150,7 +153,8 @@ class SearchResult:
     all layouts were examined; changes: scores of the rivals under changed assumptions; repeat: relative
     variation between two runs of the same configuration; given: overrides of the file that are applied to all
     layouts; set_aside: jobs that were asked for and cannot be searched; warnings: settings of the recommended layout's
-    scenario that are legal and still likely a mistake.
+    scenario that are legal and still likely a mistake; variant_count: settings of local training that each layout was
+    evaluated with, 0: layouts train in step.
 
     Layouts that do not leave the required headroom are among the simulated ones only where no layout of their job
     does, and come after all that do.
@@ -171,6 +175,7 @@ class SearchResult:
     base_overrides: tuple[str, ...] = ()
     set_aside: tuple[SetAsideJob, ...] = ()
     warnings: tuple[str, ...] = ()
+    variant_count: int = 0
 
     @property
     def shows_inverse_score(self) -> bool:
@@ -318,6 +323,7 @@ class SearchResult:
             "pruned_examples": {reason: layouts.example for reason, layouts in self.pruned.items()},
             "set_aside": [asdict(job) for job in self.set_aside],
             "warnings": list(self.warnings),
+            **({"variants": self.variant_count, "convergence": CONVERGENCE_NOTE} if self.variant_count else {}),
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall_seconds,
@@ -359,4 +365,6 @@ def layout_to_dict(layout: LayoutResult) -> dict[str, Any]:
 def layout_from_dict(content: Mapping[str, Any]) -> LayoutResult:
     """The layout of such a dict."""
     low, high = content["interval"]
-    return LayoutResult(**{**content, "overrides": tuple(content["overrides"]), "interval": (low, high)})
+    variants = tuple(map(layout_from_dict, content.get("variants", ())))
+    changed = {"overrides": tuple(content["overrides"]), "interval": (low, high), "variants": variants}
+    return LayoutResult(**{**content, **changed})

@@ -11,7 +11,7 @@ result does not depend on completion order. Results are journaled as they come, 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop, heappush
 from itertools import product
@@ -126,7 +126,10 @@ class LayoutSearch:
     @property
     def _identity(self) -> dict[str, Any]:
         """What identifies the search in its store."""
-        jobs = [(job.overrides, dict(job.values), sorted(job.allowed_dp or ())) for job in self.space.jobs]
+        jobs = [
+            (job.overrides, dict(job.values), sorted(job.allowed_dp or ()), *map(asdict, job.outer_variants))
+            for job in self.space.jobs
+        ]
         return {
             "scenario": self.space.scenario.to_mapping(),
             "objective": self.objective.value,
@@ -176,7 +179,8 @@ class _SearchState:
     @cached_property
     def evaluation(self) -> Evaluation:
         packed = PackedScenario.pack(self.search.space.scenario)
-        return Evaluation(packed, self.search.objective, self.search.headroom)
+        variants = tuple(job.outer_variants for job in self.search.space.jobs)
+        return Evaluation(packed, self.search.objective, self.search.headroom, variants)
 
     @cached_property
     def repeatability(self) -> float:
@@ -351,7 +355,7 @@ class _SearchState:
                     )
                 )
             else:
-                evaluated.append((candidate_bound.candidate, layout))
+                evaluated += _with_variants(candidate_bound.candidate, layout)
         for bound in self.legal:
             if not (bound.states_leave_headroom or self._is_relaxed(bound.candidate) or bound.states is None):
                 count_pruned(pruned, f"{STATES_LEAVE_NO_HEADROOM}: {describe_use(bound.states)}")
@@ -376,6 +380,7 @@ class _SearchState:
             sensitivity=self.changes,
             repeatability=self.repeatability,
             set_aside=(*self.search.space.set_aside, *(self._empty_jobs() if self.complete else ())),
+            variant_count=max(len(job.outer_variants) for job in self.search.space.jobs),
         )
 
     def _empty_jobs(self) -> Iterator[SetAsideJob]:
@@ -448,6 +453,12 @@ class _SearchState:
         if estimate is not None and self._min_score(estimate) > thresholds[candidate.job_index]:
             return estimate
         return self.store.layouts.get(candidate, estimate)
+
+
+def _with_variants(candidate: LayoutCandidate, layout: LayoutResult) -> list[tuple[LayoutCandidate, LayoutResult]]:
+    """A layout, or it with each of the settings of local training."""
+    variants = [(LayoutCandidate(variant.overrides, variant.job), variant) for variant in layout.variants]
+    return variants or [(candidate, layout)]
 
 
 def _bound_of(candidate_bound: CandidateBound) -> float:

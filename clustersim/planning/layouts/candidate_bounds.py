@@ -1,20 +1,24 @@
 """Is a layout legal, do its model states fit, and what is the lower bound of its score?"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
-from clustersim.planning.layouts.bounds import step_lower_bound
+from clustersim.planning.layouts.bounds import StepLowerBound, step_lower_bound
 from clustersim.planning.layouts.config_keys import OFFLOAD, RECOMPUTE, STATE_NEUTRAL_KEYS
 from clustersim.planning.layouts.derived_scenarios import derived_scenarios
 from clustersim.planning.layouts.layout_evaluation import Evaluation
+from clustersim.planning.layouts.local_evaluation import local_lower_bound
 from clustersim.planning.layouts.search_jobs import SearchJob
 from clustersim.planning.layouts.search_space import LayoutCandidate, SearchSpace
+from clustersim.reliability.replica_memory import distinct_replicas, outer_gpu_bytes
 from clustersim.results.memory_check import MemoryUse, model_states_use, required_headroom
+from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.consistency import find_problems
 
 STATES_DO_NOT_FIT: Final = "weights and states do not fit in memory"
 STATES_LEAVE_NO_HEADROOM: Final = "weights and states do not leave the headroom"
@@ -111,15 +115,40 @@ def bound_candidates(evaluation: Evaluation, group: Sequence[LayoutCandidate]) -
         except InputError as error:
             bounds.append(CandidateBound(candidate, None, str(error)))
             continue
+        if problem := _replica_problem(resolved):
+            bounds.append(CandidateBound(candidate, None, problem))
+            continue
         if states is None:
-            states = model_states_use(resolved)
+            states = _states_use(resolved)
             leave_headroom = states.leaves_headroom(required_headroom(resolved, evaluation.headroom))
         if not states.fits:
             rejection = f"{STATES_DO_NOT_FIT}: {describe_use(states)}"
             return [*bounds, *(CandidateBound(rejected, None, rejection, states) for rejected in group[index:])]
-        bound = objective.lower_bound(resolved, step_lower_bound(resolved))
+        bound = objective.lower_bound(resolved, _step_bound(resolved, evaluation, candidate))
         bounds.append(CandidateBound(candidate, bound, states=states, states_leave_headroom=leave_headroom))
     return bounds
+
+
+def _step_bound(resolved: ResolvedScenario, evaluation: Evaluation, candidate: LayoutCandidate) -> StepLowerBound:
+    """Of a step, or of what replicas take for a global batch."""
+    if resolved.diloco is None:
+        return step_lower_bound(resolved)
+    return StepLowerBound(local_lower_bound(resolved, evaluation.variants[candidate.job_index]))
+
+
+def _states_use(resolved: ResolvedScenario) -> MemoryUse:
+    """Memory of model states, of the replica of local training with least room."""
+    if resolved.diloco is None:
+        return model_states_use(resolved)
+    uses = [model_states_use(replica) for replica in distinct_replicas(resolved)]
+    largest = max(uses, key=lambda use: use.needed / use.capacity)
+    return replace(largest, needed=largest.needed + outer_gpu_bytes(resolved))
+
+
+def _replica_problem(resolved: ResolvedScenario) -> str:
+    """What is wrong with a replica of local training as a job of its own; empty: nothing."""
+    replicas = () if resolved.diloco is None else distinct_replicas(resolved)
+    return next((problem for replica in replicas for problem in find_problems(replica)), "")
 
 
 def describe_use(use: MemoryUse) -> str:

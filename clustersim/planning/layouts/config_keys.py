@@ -13,6 +13,11 @@ EP_OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
 SEQUENCE_PARALLEL: Final = "layout.sequence_parallel"
 CP_KIND: Final = "layout.cp_kind"
 ORDER: Final = "layout.order"
+INNER_STEPS, FRAGMENTS, OVERLAP, OUTER_GRADIENTS = (
+    f"diloco.{name}" for name in ("inner_steps", "fragments", "overlap", "outer_gradients")
+)
+OUTER_KEYS: Final = (INNER_STEPS, FRAGMENTS, OVERLAP, OUTER_GRADIENTS)
+"""Keys of local training of which all values are evaluated for a layout at once: its inner steps stay the same."""
 DEGREES: Final = (TP, CP, PP)
 KEY_ORDER: Final = (
     *(*DEGREES, CP_KIND, ORDER, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE),

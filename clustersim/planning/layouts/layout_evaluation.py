@@ -1,27 +1,36 @@
 """How is one layout of a search evaluated? Memory first, then an extrapolated or a full step."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from clustersim.planning.layouts.derived_scenarios import derived_scenarios
 from clustersim.planning.layouts.executors import PackedScenario
 from clustersim.planning.layouts.extrapolation import ExtrapolatedStep, extrapolate_step
+from clustersim.planning.layouts.local_evaluation import evaluate_variants, local_result
 from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.outer_variants import OuterVariant
 from clustersim.planning.layouts.search_space import LayoutCandidate
 from clustersim.reliability import estimate_run
+from clustersim.reliability.local_training import LocalTraining
+from clustersim.reliability.replica_memory import replica_memory_use
 from clustersim.results.memory_check import MemoryUse, peak_memory_use, required_headroom
 from clustersim.results.search_result import LayoutResult
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
+from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.simulation import simulate
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How the layouts of a search are evaluated. headroom: share of a device to leave free; None: the default."""
+    """How the layouts of a search are evaluated.
+
+    headroom: share of a device to leave free; None: the default; variants: by job, settings of local training.
+    """
 
     packed: PackedScenario
     objective: Objective
     headroom: float | None
+    variants: tuple[tuple[OuterVariant, ...], ...] = ()
 
 
 def evaluate_layout(
@@ -29,10 +38,13 @@ def evaluate_layout(
 ) -> LayoutResult | MemoryUse:
     """A layout, simulated in full or extrapolated; what memory it needs, if that is too much."""
     resolved = derived_scenarios(evaluation.packed).resolve(candidate.overrides)
-    use, headroom = peak_memory_use(resolved), required_headroom(resolved, evaluation.headroom)
+    use, headroom = memory_use(resolved), required_headroom(resolved, evaluation.headroom)
     if not use.leaves_headroom(headroom if needs_headroom else 0.0):
         return use
     scenario, objective = evaluation.packed().with_overrides(candidate.overrides), evaluation.objective
+    if scenario.diloco is not None:
+        variants = evaluation.variants[candidate.job_index]
+        return evaluate_variants(scenario, variants, objective, candidate, headroom)
     estimate = extrapolate_step(scenario) if not in_full and objective.allows_estimates(scenario) else None
     return (
         simulate_layout(scenario, objective, candidate, headroom)
@@ -45,7 +57,18 @@ def simulate_layout(
     scenario: Scenario, objective: Objective, candidate: LayoutCandidate, headroom: float
 ) -> LayoutResult:
     """Simulate a layout. headroom: share of a device that it has to leave free."""
+    if scenario.diloco is not None:
+        variant = OuterVariant.of_settings(scenario.diloco)
+        return replace(
+            local_result(LocalTraining(scenario), variant, objective, candidate, headroom),
+            overrides=candidate.overrides,
+        )
     return _layout_record(simulate(scenario), objective, candidate, headroom)
+
+
+def memory_use(resolved: ResolvedScenario) -> MemoryUse:
+    """Memory at the peak of a step, or of the replica of local training with least room."""
+    return peak_memory_use(resolved) if resolved.diloco is None else replica_memory_use(resolved)
 
 
 def _layout_record(

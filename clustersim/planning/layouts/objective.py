@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.units import Seconds
 from clustersim.hardware.power import GpuActivity
 from clustersim.planning.layouts.bounds import StepLowerBound
 from clustersim.planning.layouts.extrapolation import MAX_OVERESTIMATE, ExtrapolatedStep
@@ -61,6 +62,13 @@ class Objective(Enum):
             return run.days
         return run.days * _cost_per_day(result.economics) * (run.nodes + run.spare_nodes) / run.nodes
 
+    def local_score(self, resolved: ResolvedScenario, step_time: Seconds, cost: float | None) -> float:
+        """The score of local training. step_time: of a global batch; cost: of a trillion tokens, with egress."""
+        if self is Objective.COST:
+            return cost or 0.0
+        tokens = resolved.training.global_batch * resolved.training.sequence
+        return step_time * resolved.cluster.gpu_count / tokens if self is Objective.TOKENS_PER_GPU else step_time
+
     @property
     def is_run_objective(self) -> bool:
         """Whether it is about the whole run, including failures."""
@@ -84,7 +92,13 @@ class Objective(Enum):
         return 0.03 if self is Objective.ENERGY else MAX_OVERESTIMATE
 
     def require_data(self, resolved: ResolvedScenario) -> None:
-        """Raise InputError where required prices or powers are unknown."""
+        """Raise InputError where required prices or powers are unknown, or local training has no such score."""
+        if resolved.diloco is not None and self not in _LOCAL_OBJECTIVES:
+            names = ", ".join(objective.value for objective in _LOCAL_OBJECTIVES)
+            raise InputError(
+                f"objective {self.value}: is not known of local training (diloco), which has {names}; "
+                "`clustersim diloco --days 30` counts failures"
+            )
         economics = minimum_economics(resolved, StepLowerBound(1.0))
         prices = {Objective.COST, Objective.RUN_COST}
         missing = (
@@ -102,6 +116,9 @@ class Objective(Enum):
             case Objective.ENERGY:
                 return economics.energy_per_trillion_tokens or 0.0
         return economics.step_time * economics.gpu_count / economics.tokens
+
+
+_LOCAL_OBJECTIVES: Final = (Objective.STEP_TIME, Objective.TOKENS_PER_GPU, Objective.COST)
 
 
 def _cost_per_day(economics: Economics) -> float:

@@ -4,11 +4,12 @@ The default values are what planners vary, as far as model, cluster and framewor
 parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, for MoE models expert
 parallelism and, where the file overlaps expert communication, that overlap, and where the file has context
 parallelism, its kinds without inner groups, and where the cluster has several sites, whether pipelines or replicas
-cross them, and whether optimizer states are sharded in each. The file's own value is always included.
+cross them, and whether optimizer states are sharded in each. The file's own value is always included. Settings of
+local training are no dimension of the layouts (`outer_variants`).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from json import dumps
 from typing import Any, Final, TypeVar
@@ -37,6 +38,8 @@ from clustersim.planning.layouts.config_keys import (
     SEQUENCE_PARALLEL,
     TP,
 )
+from clustersim.planning.layouts.outer_variants import OuterVariant, named_outer_keys, outer_variants
+from clustersim.reliability.replica_places import replica_places
 from clustersim.scenario import Scenario
 from clustersim.scenario.loaders import FEWEST_PAIRED_RANKS, bidirectional_degrees
 from clustersim.scenario.nearest_values import divisors
@@ -66,7 +69,7 @@ class SearchJob:
 
     values: the values of every varied key, in the order tried; parsed_values: the objects of non-numeric
     values; allowed_dp: allowed values of layout.dp, None: any; couples_sequence_parallel: whether it is on
-    whenever tp > 1.
+    whenever tp > 1; outer_variants: settings of local training that each layout is evaluated with, empty: in step.
     """
 
     overrides: tuple[str, ...]
@@ -75,6 +78,7 @@ class SearchJob:
     parsed_values: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)
     allowed_dp: frozenset[int] | None = None
     couples_sequence_parallel: bool = True
+    outer_variants: tuple[OuterVariant, ...] = ()
 
     @property
     def combination_count(self) -> int:
@@ -165,6 +169,8 @@ def build_job(
     use_defaults: bool = True,
 ) -> SearchJob:
     """The search job of a set of overrides; raise InputError for unknown keys and impossible sizes."""
+    named = dict(named_outer_keys(fixed, varied))
+    fixed, varied = _without(fixed, named), _without(varied, named)
     key_values = {**{key: (value,) for key, value in fixed.items()}, **varied}
     allowed_dp = frozenset(map(_parse_dp, key_values[DP])) if DP in key_values else None
     overrides = (*base_overrides, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
@@ -185,7 +191,12 @@ def build_job(
             parsed_values[key, file_value] = _config_object(resolved, key)
             values[key] = (file_value, *values[key])
     couples_sequence_parallel = SEQUENCE_PARALLEL not in {**key_values, **values}
-    return SearchJob(overrides, resolved, values, parsed_values, allowed_dp, couples_sequence_parallel)
+    variants = outer_variants(scenario, named)
+    return SearchJob(overrides, resolved, values, parsed_values, allowed_dp, couples_sequence_parallel, variants)
+
+
+def _without(values: Mapping[str, T], keys: Container[str]) -> dict[str, T]:
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 def _resolve_base(scenario: Scenario, overrides: tuple[str, ...], *, varies_pp: bool) -> ResolvedScenario:
@@ -259,7 +270,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
             layout.cp_kind.value,
             *(kind for kind in supported.context_parallel if kind != layout.cp_kind.value),
         )
-    if isinstance(resolved.cluster.machine, SitesFabric):
+    if _steps_cross_sites(resolved):
         values[ORDER] = tuple(f"[{', '.join(order)}]" for order in _SITE_ORDERS)
     if not moe_layers:  # else all tensor-parallel ranks would dispatch the same tokens
         values[SEQUENCE_PARALLEL] = ("true", "false")
@@ -296,9 +307,15 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
             yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
         else:
             yield name
-    machine = resolved.cluster.machine
-    if "zero1" in supported.data and isinstance(machine, SitesFabric):
+    if "zero1" in supported.data and _steps_cross_sites(resolved):
         yield from (f"{{zero: {{stage: 1, shard: {shard}}}}}" for shard in _POWERS if 1 < shard <= gpus)
+
+
+def _steps_cross_sites(resolved: ResolvedScenario) -> bool:
+    """Whether a step, or an inner one of a replica of local training, is made in several sites."""
+    if resolved.diloco is not None:
+        return any(len(place.sites) > 1 for place in replica_places(resolved))
+    return isinstance(resolved.cluster.machine, SitesFabric)
 
 
 def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:

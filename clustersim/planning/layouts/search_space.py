@@ -22,11 +22,21 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, Self
 
-from clustersim.build import require_common_step, require_scenario
+from clustersim.build import require_scenario
 from clustersim.common.data_files import find_file, is_path
 from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
-from clustersim.planning.layouts.config_keys import DP, KEY_ORDER, LAYERS_PER_STAGE, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
+from clustersim.planning.layouts.config_keys import (
+    DP,
+    KEY_ORDER,
+    LAYERS_PER_STAGE,
+    OUTER_KEYS,
+    PP,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    TP,
+)
+from clustersim.planning.layouts.outer_variants import outer_distance
 from clustersim.planning.layouts.pruning_rules import PruningRule, pruning_rules
 from clustersim.planning.layouts.search_jobs import SearchJob, build_job
 from clustersim.results.search_result import PrunedLayouts, SetAsideJob
@@ -34,10 +44,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 
 _SIMPLE_VALUES: Final = ("1", "1f1b", "none", "ddp", "even", "false")
-_LOCAL_TRAINING_ADVICE: Final = (
-    "`clustersim diloco --utilization 95%` chooses inner steps, fragments, overlap and format; a search finds the "
-    "layout of one replica, on the cluster of its site and without diloco"
-)
+_NO_LOCAL_TRAINING: Final = "the scenario trains in step; write such as diloco: {inner_steps: 100} into it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +55,14 @@ class LayoutCandidate:
     job_index: int = 0
 
     @property
-    def complexity_key(self) -> tuple[int, int, str]:
-        """Sort key among equally good layouts, lowest preferred: fewest keys with non-default values."""
-        non_default = [override for override in self.overrides if override.partition("=")[2] not in _SIMPLE_VALUES]
-        return len(non_default), len(" ".join(self.overrides)), " ".join(self.overrides)
+    def complexity_key(self) -> tuple[tuple[int, float, int, int], int, int, str]:
+        """Sort key among equally good layouts, lowest preferred.
+
+        Closest to synchronous training, then fewest keys with non-default values.
+        """
+        layout = [override for override in self.overrides if override.partition("=")[0] not in OUTER_KEYS]
+        non_default = [override for override in layout if override.partition("=")[2] not in _SIMPLE_VALUES]
+        return outer_distance(self.overrides), len(non_default), len(" ".join(layout)), " ".join(self.overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +91,8 @@ class SearchSpace:
         impossible is set aside, if another is possible. batch_per_gpu: scale the global batch with the GPUs instead
         of keeping it.
         """
-        require_common_step(require_scenario(scenario), _LOCAL_TRAINING_ADVICE)
         fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
-        _require_valid_keys(fixed, varied)
+        _require_valid_keys(require_scenario(scenario), fixed, varied)
         cluster_overrides = {name: _cluster_overrides(scenario, name) for name in clusters} or {"": []}
         jobs, set_aside = list[SearchJob](), list[SetAsideJob]()
         for (name, overrides), size in product(cluster_overrides.items(), [*gpus] or [scenario.cluster.gpu_count]):
@@ -99,7 +109,7 @@ class SearchSpace:
     def restricted_to(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
         """The space in which only the given keys vary; raise InputError for unknown keys."""
         varied = _parse_varied(vary)
-        _require_valid_keys({}, varied)
+        _require_valid_keys(scenario, {}, varied)
         return cls(scenario, (build_job(scenario, (), {}, varied, use_defaults=False),), frozenset(varied))
 
     @property
@@ -187,7 +197,7 @@ def _parse_fixed(fix: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value) for key, value in fix.items()}
 
 
-def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:
+def _require_valid_keys(scenario: Scenario, fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:
     for key in (varied_key for varied_key in varied if not varied[varied_key]):
         raise InputError(f"--vary {key}: has no values; write such as {TP}=1,2,4")
     both = next((key for key in fixed if key in varied), None)
@@ -196,7 +206,8 @@ def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str
     for key in (given_key for given_key in (*fixed, *varied) if given_key.partition(".")[0] == "cluster"):
         raise InputError(f"{key}: clusters are no layouts; gpus and clusters name sizes and clusters to compare")
     for key in (given_key for given_key in (*fixed, *varied) if given_key.partition(".")[0] == "diloco"):
-        raise InputError(f"{key}: is no key of a layout; {_LOCAL_TRAINING_ADVICE}")
+        if scenario.diloco is None:
+            raise InputError(f"{key}: {_NO_LOCAL_TRAINING}")
 
 
 def _size_overrides(scenario: Scenario, size: int, cluster: str, *, batch_per_gpu: bool) -> Iterator[str]:

@@ -9,9 +9,9 @@ from typing import Final
 from clustersim.common.errors import ClusterSimError
 from clustersim.planning.layouts.executors import PackedScenario
 from clustersim.planning.layouts.extrapolation import extrapolate_step
+from clustersim.planning.layouts.layout_evaluation import memory_use, simulate_layout
 from clustersim.planning.layouts.objective import Objective
 from clustersim.planning.layouts.search_space import LayoutCandidate
-from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.search_result import SensitivityCase
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import changes_for
@@ -29,8 +29,10 @@ def perturbed_score(
     """The score of a layout under a perturbation; None if it does not apply or the changed scenario cannot run."""
     try:
         changed = _perturb(packed().with_overrides(candidate.overrides), PERTURBATIONS[index])
-        if find_problems(changed) or not fits_in_memory(changed):
+        if find_problems(changed) or not memory_use(changed).fits:
             return None
+        if changed.diloco is not None:
+            return simulate_layout(changed, objective, candidate, 0.0).score
         estimate = extrapolate_step(changed) if objective.allows_estimates(changed) else None
         return objective.score(simulate(changed) if estimate is None else estimate)
     except ClusterSimError:

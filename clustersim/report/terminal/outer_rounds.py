@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.common.units import format_bandwidth, format_bytes, format_step_time
 from clustersim.report.terminal.table import build_table, plain_text
-from clustersim.results.outer_rounds import OuterRounds
+from clustersim.results.outer_rounds import CONVERGENCE_NOTE, OuterRounds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -24,10 +24,6 @@ REPLICA_COLUMNS: Final = (
 ROUND_COLUMNS: Final = ("of a round", "value", "of which")
 LINK_COLUMNS: Final = ("from", "to", "a round", "busy", "egress a round")
 CHOICE_COLUMNS: Final = ("inner steps", "format", "fragments", "overlap", "utilization", "a link in a day")
-CONVERGENCE_NOTE: Final = (
-    "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
-    "inner steps and replicas), arXiv:2501.18512 (fragments, overlap, formats) and arXiv:2604.21428 (quorums)."
-)
 
 
 def headline(result: OuterRounds) -> str:

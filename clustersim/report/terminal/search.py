@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.common.units import format_bytes, format_probability, format_seconds, format_step_time
 from clustersim.report.terminal.table import build_table, plain_text, warning_lines
+from clustersim.results.outer_rounds import CONVERGENCE_NOTE
 from clustersim.results.search_result import (
     DERIVED_KEYS,
     SURELY_BETTER,
@@ -76,7 +77,8 @@ def render_choice(result: SearchResult, *, resumable: bool = False) -> "Group":
     stopped = [] if result.complete else [plain_text(f"stopped before the end{resume_hint}", "yellow")]
     set_aside = (plain_text(f"set aside, {job.name}: {job.reason}", "yellow") for job in result.set_aside)
     choice = _choice_lines(result) if result.simulated else ()
-    return Group(*stopped, *set_aside, *choice, *warning_lines(result.warnings))
+    note = [plain_text(CONVERGENCE_NOTE, "dim")] if result.variant_count else []
+    return Group(*stopped, *set_aside, *choice, *note, *warning_lines(result.warnings))
 
 
 def headline(result: SearchResult) -> str:
@@ -88,7 +90,8 @@ def headline(result: SearchResult) -> str:
         else f", {result.format_score(choice.score)}{_OBJECTIVE_SUFFIXES.get(result.objective, '')}"
     )
     comparison = "" if result.first_guess is None else _compare_with_initial(result, result.first_guess)
-    return f"best layout: {format_step_time(choice.step_time)} a step{score_label}{comparison}"
+    unit = "for each global batch, outer exchange included" if result.variant_count else "a step"
+    return f"best layout: {format_step_time(choice.step_time)} {unit}{score_label}{comparison}"
 
 
 def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
@@ -116,7 +119,7 @@ def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
 def run_command(result: SearchResult, layout: LayoutResult, file: Path) -> str:
     """Shell command that runs a layout."""
     set_options = " ".join(f"--set {quote(override)}" for override in (*result.base_overrides, *layout.overrides))
-    return f"clustersim run {quote(str(file))} {set_options}"
+    return f"clustersim {'diloco' if result.variant_count else 'run'} {quote(str(file))} {set_options}"
 
 
 def layout_label(layout: LayoutResult, result: SearchResult) -> str:
@@ -173,8 +176,14 @@ def describe_counts(result: SearchResult) -> str:
     return (
         f"{result.candidates:,} combinations: {pruned_count:,} pruned, {len(result.bounded):,} excluded by "
         "their bounds, "
-        f"{len(result.simulated):,} simulated{extrapolated_note}"
+        f"{len(result.simulated) // max(1, result.variant_count):,} simulated{extrapolated_note}"
+        f"{_variant_note(result)}"
     )
+
+
+def _variant_note(result: SearchResult) -> str:
+    """With how many settings of local training each layout was evaluated."""
+    return f", each with {result.variant_count:,} settings of local training" if result.variant_count else ""
 
 
 def describe_differences(result: SearchResult, other: LayoutResult) -> str:
