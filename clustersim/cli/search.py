@@ -51,6 +51,8 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
     """Search, print and write the result; return whether the whole space was searched, and all that was asked for."""
     scenario = Scenario.load(file, overrides)
     outputs.check_writable((file, *scenario.files))
+    if outputs.what_if and scenario.diloco is not None:
+        raise InputError(f"--what-if: changes a step, and {file} has local training (diloco), which has none in common")
     stage: list[_Stage] = [("weighing layouts", 0, None)]
     result = replace(_search(scenario, options, stage), base_overrides=tuple(overrides))
     what_ifs, complete = None, result.complete
@@ -196,5 +198,5 @@ def _print_result(result: "SearchResult", what_ifs: "WhatIfReport | None", file:
     console.print(render(result, resumable=resumable))
     if result.simulated:
         console.print(Text(f"to run it: {run_command(result, result.recommended, file)}", style="cyan"), soft_wrap=True)
-        if not options.quiet:
+        if not options.quiet and not result.variant_count:
             console.print(Group(*what_helps_lines(what_ifs, "the best layout")), crop=False)

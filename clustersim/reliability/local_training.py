@@ -129,6 +129,11 @@ class LocalTraining:
         return replace(rounds, links=tuple(site_link_traffic(everyone, inner_bytes, rounds.round_seconds)))
 
     @cached_property
+    def _prices(self) -> tuple[Price | None, ...]:
+        """What the GPUs of each replica cost per second."""
+        return tuple(map(_price_per_second, self.replicas))
+
+    @cached_property
     def _inner_link_bytes(self) -> FloatArray:
         """[site links] bytes of an inner step of all replicas."""
         link_count = len(self.fabric.site_links) if isinstance(self.fabric, SitesFabric) else 0
@@ -176,7 +181,7 @@ class LocalTraining:
                     settings, step_time, layers, exchange.transfer_seconds, exchange.latency
                 ),
                 is_waited_for=index in waited_for,
-                price_per_second=_price_per_second(replica),
+                price_per_second=self._prices[index],
             )
 
     def _steps_during_exchange(self, settings: DilocoSettings, exchange: OuterAllReduce) -> tuple[Seconds, ...]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes
 from clustersim.model.transformer import parameter_count
-from clustersim.reliability.replica_places import S, replica_places, replica_scenarios
+from clustersim.reliability.replica_places import S, inner_scenario, replica_places
 from clustersim.results.memory_check import (
     MemoryCheckReport,
     MemoryUse,
@@ -37,13 +37,14 @@ def outer_gpu_bytes(scenario: ResolvedScenario) -> Bytes:
 
 def distinct_replicas(scenario: S) -> Iterator[S]:
     """One replica of each size and kind of GPUs: others need the same memory."""
-    seen: list[object] = []
-    for replica in replica_scenarios(scenario):
-        accelerators, kinds = replica.cluster.accelerator_kinds()
-        key = replica.layout.dp, accelerators, kinds[: replica.layout.world_size].tobytes()
-        if key not in seen:
-            seen.append(key)
-            yield replica
+    seen: set[object] = set()
+    accelerators, kinds = scenario.cluster.accelerator_kinds()
+    kind_by_gpu = dict(zip(scenario.cluster.machine_gpu_ids.tolist(), kinds.tolist(), strict=True))
+    for place in replica_places(scenario):
+        used = tuple(map(kind_by_gpu.__getitem__, place.gpus.tolist())) if len(accelerators) > 1 else ()
+        if (len(place.gpus), used) not in seen:
+            seen.add((len(place.gpus), used))
+            yield inner_scenario(scenario, place)
 
 
 def replica_memory_use(scenario: ResolvedScenario) -> MemoryUse:

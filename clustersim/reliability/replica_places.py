@@ -65,11 +65,12 @@ def _numbered(names: Sequence[str]) -> list[str]:
 def replica_scenarios(scenario: S) -> Iterator[S]:
     """The inner job of each replica: its GPUs, and its share of the batch."""
     for place in replica_places(scenario):
-        yield _inner_scenario(scenario, place.gpus)
+        yield inner_scenario(scenario, place)
 
 
-def _inner_scenario(scenario: S, gpus: IntArray) -> S:
-    layout, training = scenario.layout, scenario.training
+def inner_scenario(scenario: S, place: ReplicaPlace) -> S:
+    """The inner job of one replica."""
+    layout, training, gpus = scenario.layout, scenario.training, place.gpus
     return replace(
         scenario,
         cluster=scenario.cluster.with_rank_mapping(gpus),

@@ -178,6 +178,11 @@ class SearchResult:
     variant_count: int = 0
 
     @property
+    def convergence_note(self) -> str:
+        """What a ranking of local training does not know; empty where layouts train in step."""
+        return CONVERGENCE_NOTE if self.variant_count else ""
+
+    @property
     def shows_inverse_score(self) -> bool:
         """Whether scores (lower is better) are displayed inverted, as tokens/s per GPU."""
         return self.objective == "tokens-per-gpu"
@@ -323,7 +328,7 @@ class SearchResult:
             "pruned_examples": {reason: layouts.example for reason, layouts in self.pruned.items()},
             "set_aside": [asdict(job) for job in self.set_aside],
             "warnings": list(self.warnings),
-            **({"variants": self.variant_count, "convergence": CONVERGENCE_NOTE} if self.variant_count else {}),
+            **({"variants": self.variant_count, "convergence": self.convergence_note} if self.variant_count else {}),
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall_seconds,

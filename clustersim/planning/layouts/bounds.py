@@ -9,6 +9,8 @@ With pass times (`pass_times`) f forward and b backward, of m microbatches:
   goes back through these: with few microbatches and many stages this bound is higher.
 
 A split backward propagates by its input gradients alone, and weight gradients may fill the waiting time.
+Over several sites the links between them bound a step, too (`site_bounds`).
+
 There is no bound if kernels vary (jitter); of several consecutive steps only a rank's compute counts, as
 steps overlap.
 """
@@ -22,6 +24,7 @@ from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.planning.layouts.pass_times import MATMUL_INDEX, MEMORY_BOUND_INDEX, PassTimes, exclusive_seconds
+from clustersim.planning.layouts.site_bounds import PassSeconds, site_lower_bound
 from clustersim.scenario.resolved import ResolvedScenario
 
 _ROUNDING_MARGIN: Final = 1.0 - 1e-9  # sums are not accumulated in the order of the simulation
@@ -64,6 +67,7 @@ def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
         bounds.append(microbatches * busy_seconds + (ramp_seconds if is_single_step else 0.0))
     if is_single_step:
         bounds += (fill_seconds + microbatches * (forward_seconds + backward_seconds) + drain_seconds).tolist()
+        bounds.append(site_lower_bound(resolved, plan, PassSeconds(forward_seconds, backward_seconds)))
     kernel_seconds = microbatches * both.sum(axis=0) / plan.layout.pp
     return StepLowerBound(
         *(

@@ -6,7 +6,7 @@ a global batch, outer exchange included, so that steps of jobs in step compare w
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from clustersim.common.interning import IdentityKey
@@ -29,7 +29,7 @@ from clustersim.scenario.diloco import DilocoSettings, StepBudget
 from clustersim.scenario.resolved import ResolvedScenario
 
 _ROUNDING_MARGIN: Final = 1.0 - 1e-9
-_EXCHANGES: Final = LruCache[OuterAllReduce](64, size=unit_size)
+_EXCHANGES: Final = LruCache[list["_VariantExchange"]](64, size=unit_size)
 
 
 def evaluate_variants(
@@ -98,35 +98,52 @@ def _breakdown(rounds: OuterRounds, inner: dict[str, Seconds]) -> Iterator[tuple
 def local_lower_bound(resolved: ResolvedScenario, variants: Sequence[OuterVariant]) -> Seconds:
     """Lower bound of the time for a global batch, of the best variant."""
     steps = [step_lower_bound(replica).seconds for replica in distinct_replicas(resolved)]
-    bounds = (_round_bound(resolved, variant.apply(_settings(resolved)), steps) for variant in variants)
-    return min(bounds) * _ROUNDING_MARGIN
-
-
-def _round_bound(resolved: ResolvedScenario, settings: DilocoSettings, steps: Sequence[Seconds]) -> Seconds:
-    """Of an inner step's share of a round: of the slowest replica with its exchange, where all wait for it.
-
-    What is exposed shrinks by at most the overlapped steps as a step takes longer, so a round never does, as long as
-    exchanges of a round do not meet.
-    """
+    settings = _settings(resolved)
     if settings.quorum is not None or settings.step_budget is not StepBudget.SAME:
-        return min(steps)
-    slowest = max(steps)
-    if settings.fragments * settings.overlap > settings.inner_steps:
-        return slowest
-    exchange = _exchange(resolved, settings)
-    waiting = exposed_seconds(
-        settings, slowest, resolved.model.layer_count, exchange.transfer_seconds, exchange.latency
-    )
-    return slowest + waiting / settings.inner_steps
+        return min(steps) * _ROUNDING_MARGIN
+    layers, slowest = resolved.model.layer_count, max(steps)
+    return min(waiting.round_bound(slowest, layers) for waiting in _waits(resolved, variants)) * _ROUNDING_MARGIN
 
 
-def _exchange(resolved: ResolvedScenario, settings: DilocoSettings) -> OuterAllReduce:
-    """The exchange among all replicas; the same for all layouts."""
-    machine = resolved.cluster.machine
-    key = IdentityKey(machine), IdentityKey(resolved.model), settings.outer_gradients, settings.replicas
-    return _EXCHANGES.get_or_compute(
-        key, lambda: OuterAllReduce(resolved, machine, replica_places(resolved), settings.outer_gradients)
-    )
+@dataclass(frozen=True, slots=True)
+class _VariantExchange:
+    """Settings of local training with their exchange: seconds of all layers at once, and latency."""
+
+    settings: DilocoSettings
+    seconds: Seconds
+    latency: Seconds
+
+    def round_bound(self, step: Seconds, layers: int) -> Seconds:
+        """An inner step's share of a round of the slowest replica, given its lower bound.
+
+        What is exposed shrinks by at most the overlapped steps as a step takes longer, so a round never does, as long
+        as exchanges of a round do not meet.
+        """
+        settings = self.settings
+        if settings.fragments * settings.overlap > settings.inner_steps:
+            return step
+        return step + exposed_seconds(settings, step, layers, self.seconds, self.latency) / settings.inner_steps
+
+
+def _waits(resolved: ResolvedScenario, variants: Sequence[OuterVariant]) -> list[_VariantExchange]:
+    """The exchange among all replicas of each variant; the same for all layouts."""
+    cluster, own = resolved.cluster, _settings(resolved)
+    key = tuple(map(IdentityKey, (cluster.machine, cluster.fabric, resolved.model))), own, tuple(variants)
+    return _EXCHANGES.get_or_compute(key, lambda: _variant_exchanges(resolved, variants))
+
+
+def _variant_exchanges(resolved: ResolvedScenario, variants: Sequence[OuterVariant]) -> list[_VariantExchange]:
+    all_settings = [variant.apply(_settings(resolved)) for variant in variants]
+    places, machine = replica_places(resolved), resolved.cluster.machine
+    exchanges = {
+        outer_format: OuterAllReduce(resolved, machine, places, outer_format)
+        for outer_format in {settings.outer_gradients for settings in all_settings}
+    }
+    return [
+        _VariantExchange(settings, exchange.transfer_seconds, exchange.latency)
+        for settings in all_settings
+        for exchange in (exchanges[settings.outer_gradients],)
+    ]
 
 
 def _settings(resolved: ResolvedScenario) -> DilocoSettings:

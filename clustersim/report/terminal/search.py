@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 
 from clustersim.common.units import format_bytes, format_probability, format_seconds, format_step_time
 from clustersim.report.terminal.table import build_table, plain_text, warning_lines
-from clustersim.results.outer_rounds import CONVERGENCE_NOTE
 from clustersim.results.search_result import (
     DERIVED_KEYS,
     SURELY_BETTER,
@@ -77,7 +76,7 @@ def render_choice(result: SearchResult, *, resumable: bool = False) -> "Group":
     stopped = [] if result.complete else [plain_text(f"stopped before the end{resume_hint}", "yellow")]
     set_aside = (plain_text(f"set aside, {job.name}: {job.reason}", "yellow") for job in result.set_aside)
     choice = _choice_lines(result) if result.simulated else ()
-    note = [plain_text(CONVERGENCE_NOTE, "dim")] if result.variant_count else []
+    note = [plain_text(result.convergence_note, "dim")] if result.convergence_note else []
     return Group(*stopped, *set_aside, *choice, *note, *warning_lines(result.warnings))
 
 
