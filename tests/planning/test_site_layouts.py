@@ -1,11 +1,10 @@
 """What a search varies where the cluster has several sites."""
 
+from itertools import pairwise
 from pathlib import Path
 
-import pytest
 import yaml
 
-from clustersim.common.errors import InputError
 from clustersim.planning.layouts import SearchSpace
 from clustersim.planning.layouts.derived_scenarios import DerivedScenarios
 from clustersim.report.panels.site_map import site_link_rows, site_panels, site_rows
@@ -52,9 +51,27 @@ def test_pipelines_or_replicas_cross_sites_and_states_are_sharded_in_each(tmp_pa
     assert shards == {("1", "{zero: {stage: 1, shard: 4}}"), ("2", "{zero: {stage: 1, shard: 2}}")}
 
 
-def test_a_search_of_local_training_says_what_chooses_its_settings(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"diloco: .*no common step.*diloco --utilization 95%.*one replica"):
-        SearchSpace.from_scenario(scenario(tmp_path).changed({"diloco": {"inner_steps": 100}}))
+def test_a_replica_in_one_site_has_nothing_to_order(tmp_path: Path) -> None:
+    local = scenario(tmp_path).changed({"diloco": {"inner_steps": 100}})
+    over_two = local.changed({"diloco": {"replicas": 2}, "cluster": {"path": str(four_sites(tmp_path))}})
+    plain, spanning = (SearchSpace.from_scenario(plan).jobs[0] for plan in (local, over_two))
+    assert "layout.order" not in plain.values
+    assert "layout.order" in spanning.values
+    assert len(plain.outer_variants) == len(spanning.outer_variants) > 20
+
+
+def four_sites(folder: Path) -> Path:
+    names = ["a", "b", "c", "d"]
+    content = {
+        "sites": [{"name": name, "cluster": "dgx-h100", "gpus": 16} for name in names],
+        "links": [
+            {"source": source, "target": target, "bandwidth": "100 Gbit/s", "round_trip": "40 ms"}
+            for source, target in pairwise(names)
+        ],
+    }
+    path = folder / "four.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
 
 
 def test_layouts_of_one_size_share_what_they_read(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from clustersim.hardware.sites import SitesFabric
 from clustersim.interop.export import export_scenario
 from clustersim.interop.registry import EXPORTERS
 from clustersim.model.transformer import parameter_count
-from clustersim.planning.layouts import SearchSpace
 from clustersim.reliability import simulate_goodput
 from clustersim.reliability.link_cuts import LinkCuts
 from clustersim.reliability.local_training import LocalTraining, simulate_local_training
@@ -260,7 +259,6 @@ def test_mistakes_are_named(folder: Path, overrides: list[str], sentence: str) -
 def test_a_step_of_all_sites_is_refused(folder: Path) -> None:
     for ask in (
         simulate,
-        SearchSpace.from_scenario,
         simulate_goodput,
         lambda plan: export_scenario(plan, EXPORTERS["megatron"]),
     ):
