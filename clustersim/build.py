@@ -406,7 +406,10 @@ def _interference(
     configured, measured = scenario.cost.interference, None if record is None else record.measured_interference
     if configured is None and measured is not None:
         return measured
-    return Interference.uniform(accelerator.interference if configured is None else configured)
+    return _uniform_interference(accelerator.interference if configured is None else configured)
+
+
+_uniform_interference = lru_memoize(64)(Interference.uniform)
 
 
 def _in_situ_kernels(

@@ -23,7 +23,12 @@ import numpy as np
 from clustersim.build import build_plan
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.planning.layouts.pass_times import MATMUL_INDEX, MEMORY_BOUND_INDEX, PassTimes, exclusive_seconds
+from clustersim.planning.layouts.pass_times import (
+    MATMUL_INDEX,
+    MEMORY_BOUND_INDEX,
+    cached_pass_times,
+    exclusive_seconds,
+)
 from clustersim.planning.layouts.site_bounds import PassSeconds, site_lower_bound
 from clustersim.scenario.resolved import ResolvedScenario
 
@@ -44,7 +49,7 @@ def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
     if resolved.jitter is not None:
         return StepLowerBound(0.0)
     plan = build_plan(resolved)
-    pass_times, microbatches = PassTimes(plan, resolved), plan.microbatches
+    pass_times, microbatches = cached_pass_times(plan, resolved), plan.microbatches
     unsplit_backward, is_single_step = (
         resolved.effective_schedule.has_whole_backwards,
         resolved.steps == 1,

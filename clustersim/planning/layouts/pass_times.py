@@ -152,13 +152,10 @@ class PassTimes:
 
     @cached_property
     def _comm_cost(self) -> CommCost:
-        resolved, layout = self._resolved, self._resolved.layout
-        cluster = resolved.cluster
-        key = (
-            *map(IdentityKey, (cluster.fabric, resolved.cost, resolved.degradations)), cluster.library,
-            cluster.is_measured, *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored,
-        )  # fmt: skip
-        return _COMM_COST_CACHES.get_or_compute(key, lambda: uncontended_comm_cost(resolved, _COMM_GROUPS))
+        resolved = self._resolved
+        return _COMM_COST_CACHES.get_or_compute(
+            _comm_key(resolved), lambda: uncontended_comm_cost(resolved, _COMM_GROUPS)
+        )
 
     @cached_property
     def forward(self) -> FloatArray:
@@ -226,3 +223,25 @@ class PassTimes:
         return (
             _EXPOSED_INDEX if comm_op.comm_group == TP_GROUP.name or not self._overlaps_experts else _OVERLAPPED_INDEX
         )
+
+
+def _comm_key(resolved: ResolvedScenario) -> tuple[Hashable, ...]:
+    """What times of collectives between kernels depend on."""
+    cluster, layout = resolved.cluster, resolved.layout
+    return (
+        *map(IdentityKey, (cluster.fabric, resolved.cost, resolved.degradations)), cluster.library,
+        cluster.is_measured, *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored,
+    )  # fmt: skip
+
+
+def cached_pass_times(plan: Plan, resolved: ResolvedScenario) -> PassTimes:
+    """Pass times of a plan; cached, as layouts that differ in what is sharded share them."""
+    cluster = resolved.cluster
+    layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
+    partition = plan.placement, plan.layout.layers_per_stage, plan.layout.world_size, plan.layer_shard.packed_batch
+    devices = map(IdentityKey, (cluster.machine, resolved.framework))
+    key = plan.model, plan.training, layout, *partition, *devices, *_comm_key(resolved)
+    return _PASS_TIMES.get_or_compute(key, lambda: PassTimes(plan, resolved))
+
+
+_PASS_TIMES: Final = LruCache[PassTimes](_MAX_UNIT_CACHES, size=unit_size)

@@ -13,6 +13,7 @@ from typing import Final
 from clustersim.hardware.sites import SitesFabric
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import partition_layers
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.planning.layouts.config_keys import (
     CP,
     CP_KIND,
@@ -72,7 +73,7 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
             ),
         )
     if isinstance(resolved.cluster.machine, SitesFabric) and DATA_PARALLEL not in user_keys:
-        rules += (PruningRule((*DEGREES, DATA_PARALLEL), _check_site_shards),)
+        rules += (PruningRule((*DEGREES, ORDER, DATA_PARALLEL), _check_site_shards),)
     if LAYERS_PER_STAGE not in user_keys:
         rules += (
             PruningRule((PP, SCHEDULE), lambda layout_scenario, _: _check_stage_balance(layout_scenario, resolved)),
@@ -157,12 +158,14 @@ def _check_order_used(resolved: ResolvedScenario, values: Values, orders: Sequen
 
 
 def _check_site_shards(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
-    """Optimizer states are sharded over all replicas, or over those of each of equally large sites."""
+    """Optimizer states are sharded over all replicas, or over those of each of equally large sites that they cross."""
     data, ranks, machine = resolved.layout.data, resolved.layout.cp * resolved.layout.dp, resolved.cluster.machine
     if data.zero_stage == 1 and data.shard_size is not None and isinstance(machine, SitesFabric):
         sites = len(machine.sites)
         if data.shard_size * sites != ranks:
             yield f"optimizer states are sharded within each site: {data.shard_size} of {ranks} ranks in {sites} sites"
+        elif resolved.layout.pp % sites == 0 and resolved.layout.order[-1] == PIPELINE.name:
+            yield f"{DUPLICATE}: replicas do not cross sites, so nothing is gained by shards within each"
 
 
 def _check_etp_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:

@@ -19,12 +19,14 @@ import numpy as np
 
 from clustersim.build import pass_orders, schedule_order
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.site_links import route_latency
 from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import HasSites
+from clustersim.memory.ledger import PassOrder, PassType
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, Zero1
 from clustersim.parallel.mesh import DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, PIPELINE
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -34,6 +36,8 @@ from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.settings import Contention
 
 _PATHS: Final = LruCache[Seconds](1024, size=unit_size)
+_COUNTS: Final = LruCache[list[tuple[tuple[PassType, ...], IntArray]]](1024, size=unit_size)
+_OUTWARD: Final = LruCache[list[FloatArray]](1024, size=unit_size)
 _DENSE: Final = (DP_GROUP.name, DP_SHARD_GROUP.name, DP_REPLICATE_GROUP.name)
 
 
@@ -68,8 +72,9 @@ def site_lower_bound(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds
     if _shares_links(resolved):
         ends += _crossing_seconds(plan, machine, ranks > 0)
     if _shares_links(resolved) and isinstance(plan.layout.data, (DdpStrategy, Zero1)) and not plan.layout.mirrored:
-        ready = np.array(list(_reduction_starts(resolved, plan, passes)))
-        ends += [_busy_until(ready, seconds) for seconds in _outward_seconds(plan, machine, ranks)]
+        outward = _cached_outward_seconds(plan, machine, ranks)
+        ready = np.array(list(_reduction_starts(resolved, plan, passes)) if outward else ())
+        ends += [_busy_until(ready, seconds) for seconds in outward]
     return max(ends)
 
 
@@ -199,14 +204,30 @@ class _Path:
 
 def _reduction_starts(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds) -> Iterator[Seconds]:
     """For each pipeline rank, its passes before the first one that completes gradients of a stage."""
-    for order in pass_orders(resolved, plan):
-        seconds = np.array([sum(passes.of(*action) for action in pass_type) for pass_type in order.pass_types])
+    key = resolved.effective_schedule, plan.placement, plan.layout.pp, plan.microbatches
+    for pass_types, counts in _COUNTS.get_or_compute(key, lambda: _early_passes(pass_orders(resolved, plan))):
+        seconds = [sum(passes.of(*action) for action in pass_type) for pass_type in pass_types]
+        yield float(counts @ np.array(seconds))
+
+
+def _early_passes(orders: Sequence[PassOrder]) -> list[tuple[tuple[PassType, ...], IntArray]]:
+    """For each pipeline rank, its types of passes, and how often they run before the last backward of any stage."""
+    early = []
+    for order in orders:
         last_uses = [
             int(np.flatnonzero(order.type_indices == index)[-1])
             for index, pass_type in enumerate(order.pass_types)
             if any(kind is BACKWARD for _, kind in pass_type)
         ]
-        yield float(seconds[order.type_indices[: min(last_uses)]].sum())
+        before = order.type_indices[: min(last_uses)]
+        early.append((order.pass_types, np.bincount(before, minlength=len(order.pass_types))))
+    return early
+
+
+def _cached_outward_seconds(plan: Plan, machine: SitesFabric, ranks: IntArray) -> list[FloatArray]:
+    """Cached, as microbatches and recomputation do not change them."""
+    key = IdentityKey(machine), IdentityKey(plan.model), plan.layout, plan.placement, plan.parameter_groups
+    return _OUTWARD.get_or_compute(key, lambda: list(_outward_seconds(plan, machine, ranks)))
 
 
 def _outward_seconds(plan: Plan, machine: SitesFabric, ranks: IntArray) -> Iterator[FloatArray]:
