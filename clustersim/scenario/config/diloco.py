@@ -75,7 +75,7 @@ class DilocoConfig(ConfigModel):
     offload: bool = False
     """the common weights and their momentum are kept and updated in host memory"""
     replicas: Annotated[int | None, Field(ge=2, le=MAX_REPLICAS, examples=[4])] = None
-    """replicas that train by themselves, of equally many GPUs; left out: one in each site"""
+    """replicas that train by themselves, of equally many GPUs, in a site or over several; left out: one in each site"""
     quorum: Annotated[int | None, Field(ge=1, le=MAX_REPLICAS, examples=[1])] = None
     """replicas that an exchange waits for: decoupled, slower and absent ones hold nobody up; left out: all"""
     rejoin: Annotated[OuterRejoin | None, enum_parser(OuterRejoin)] = None
