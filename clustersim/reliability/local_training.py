@@ -12,7 +12,7 @@ Reference: as `clustersim.scenario.diloco`.
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -59,7 +59,8 @@ def simulate_local_training(
 ) -> OuterRounds:
     """Simulate a round; raise InputError where the scenario has no `diloco` section.
 
-    curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well; days: also that many
+    curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well, where inner steps do
+    not depend on it (like the bandwidth that some utilizations need); days: also that many
     days with failures of the replicas, as a mean of `runs`; utilization: also the settings that reach it.
     """
     if scenario.diloco is None:
@@ -68,10 +69,10 @@ def simulate_local_training(
         )
     training = LocalTraining(scenario)
     rounds = training.rounds(scenario.diloco)
-    if rounds.links:
+    if rounds.links and not training.spans_sites:
         needs = tuple((target, training.bandwidth_for(target)) for target in UTILIZATIONS)
         rounds = replace(rounds, bandwidth_needs=needs)
-    if curves:
+    if curves and not training.spans_sites:
         rounds = replace(rounds, curves=tuple(training.curves(scenario.diloco)))
     if utilization is not None:
         layers = scenario.model.layer_count
@@ -94,6 +95,11 @@ class LocalTraining:
         self._memory = replica_memory_use(scenario)
 
     @property
+    def spans_sites(self) -> bool:
+        """Whether a replica is in several sites, so that its inner steps depend on the links between them."""
+        return any(group.spans_sites for group in self._groups)
+
+    @property
     def step_times(self) -> tuple[Seconds, ...]:
         """An inner step of each replica without an exchange."""
         return tuple(step.seconds for step in self.inner_steps)
@@ -105,8 +111,7 @@ class LocalTraining:
     def rounds(self, settings: DilocoSettings, bandwidth_factor: float = 1.0) -> OuterRounds:
         """A round. bandwidth_factor: on all links between sites."""
         scenario, ready = self.scenario, self._first_ready(settings, bandwidth_factor)
-        exchange = self._exchange(tuple(sorted(ready)), settings.outer_gradients, bandwidth_factor)
-        everyone = self._exchange(tuple(range(len(self.replicas))), settings.outer_gradients, bandwidth_factor)
+        exchange, everyone = self._exchanges(tuple(sorted(ready)), settings.outer_gradients, bandwidth_factor)
         state_bytes = outer_state_bytes(scenario)
         waited_for = frozenset(ready[: settings.quorum])
         rounds = OuterRounds(
@@ -151,12 +156,22 @@ class LocalTraining:
 
         return first_ready(self._scaled_fabric(bandwidth_factor), self.places, payload, count=count, ready=ready)
 
-    @cached_method
-    def _exchange(self, members: tuple[int, ...], outer_format: OuterFormat, bandwidth_factor: float) -> OuterAllReduce:
-        places = [self.places[index] for index in members]
-        return OuterAllReduce(self.scenario, self._scaled_fabric(bandwidth_factor), places, outer_format)
+    def _exchanges(
+        self, members: tuple[int, ...], outer_format: OuterFormat, bandwidth_factor: float
+    ) -> tuple[OuterAllReduce, OuterAllReduce]:
+        """The exchange among some replicas, and among all of them."""
+        fabric = self._scaled_fabric(bandwidth_factor)
+        build = self._own_exchange if fabric is self.fabric else partial(self._build_exchange, fabric)
+        everyone = build(tuple(range(len(self.places))), outer_format)
+        return everyone if len(members) == len(self.places) else build(members, outer_format), everyone
 
     @cached_method
+    def _own_exchange(self, members: tuple[int, ...], outer_format: OuterFormat) -> OuterAllReduce:
+        return self._build_exchange(self.fabric, members, outer_format)
+
+    def _build_exchange(self, fabric: Fabric, members: tuple[int, ...], outer_format: OuterFormat) -> OuterAllReduce:
+        return OuterAllReduce(self.scenario, fabric, [self.places[index] for index in members], outer_format)
+
     def _scaled_fabric(self, factor: float) -> Fabric:
         if factor == 1.0 or not isinstance(self.fabric, SitesFabric):
             return self.fabric
@@ -190,8 +205,9 @@ class LocalTraining:
             return self.step_times
         fragment_seconds = exchange.transfer_seconds / settings.fragments + exchange.latency
         load = exchange.load(settings.fragments, max(fragment_seconds, settings.overlap * max(self.step_times)))
-        spans_sites = any(group.spans_sites for group in self._groups)
-        rounded = ExchangeLoad(_whole_percents(load.nics), _whole_percents(load.site_links) if spans_sites else 0.0)
+        rounded = ExchangeLoad(
+            _whole_percents(load.nics), _whole_percents(load.site_links) if self.spans_sites else 0.0
+        )
         return tuple(map(max, self.step_times, (step.seconds for step in self._inner_steps(rounded))))
 
     def curves(self, settings: DilocoSettings) -> Iterator[UtilizationCurve]:

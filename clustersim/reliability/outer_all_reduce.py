@@ -73,7 +73,7 @@ class OuterAllReduce:
     def _nic_load(self, fragments: int, seconds: Seconds) -> float:
         links, replicas = self.fabric.links, self._members.shape[1]
         nics = links.kind == LINK_KINDS.index(LinkKind.NIC)
-        sent = 2.0 * (replicas - 1) / replicas * self.payload / self.shards / fragments
+        sent: float = 2.0 * (replicas - 1) / replicas * self.payload / self.shards / fragments
         return min(MAX_LOAD, sent / seconds / float(links.bandwidth[nics].min()))
 
     def _site_link_load(self, fragments: int, seconds: Seconds) -> float:

@@ -13,12 +13,12 @@ Two lower bounds, without simulation:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from clustersim.build import pass_orders, schedule_order
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Bytes, Seconds
@@ -91,7 +91,7 @@ def _pipeline_rank_sites(plan: Plan, site_ids: IntArray, site_count: int) -> Int
     return counts
 
 
-def _message_seconds(plan: Plan, machine: SitesFabric, is_in_site: IntArray) -> FloatArray:
+def _message_seconds(plan: Plan, machine: SitesFabric, is_in_site: BoolArray) -> FloatArray:
     """[stages] least time of a message from each stage to the next, between sites; 0 inside of one."""
     rank_of = plan.placement.stage_ranks
     return np.array(
@@ -102,7 +102,7 @@ def _message_seconds(plan: Plan, machine: SitesFabric, is_in_site: IntArray) -> 
     )
 
 
-def _least_seconds(machine: SitesFabric, sources: IntArray, targets: IntArray, size: Bytes) -> Seconds:
+def _least_seconds(machine: SitesFabric, sources: BoolArray, targets: BoolArray, size: Bytes) -> Seconds:
     """Of one message, alone on the shortest and the widest way."""
     if (sources & targets).any():
         return 0.0
@@ -119,13 +119,13 @@ def _pipeline_bound(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds,
     """The longest path of a layout; cached, as data-parallel strategies share it."""
     schedule, blocks = resolved.effective_schedule, not plan.layout.overlap_p2p_comm
     times = passes.forward.tobytes(), passes.backward.tobytes(), messages.tobytes()
-    key = schedule, plan.placement, plan.layout.pp, plan.microbatches, blocks, *times
+    key: tuple[Any, ...] = (schedule, plan.placement, plan.layout.pp, plan.microbatches, blocks, *times)
     return _PATHS.get_or_compute(
         key, lambda: longest_path(schedule_order(resolved, plan), passes, messages, blocks=blocks)
     )
 
 
-def _crossing_seconds(plan: Plan, machine: SitesFabric, is_in_site: IntArray) -> Iterator[Seconds]:
+def _crossing_seconds(plan: Plan, machine: SitesFabric, is_in_site: BoolArray) -> Iterator[Seconds]:
     """For each site, how long the links out of it carry activations and their gradients."""
     rank_of, replicas = plan.placement.stage_ranks, plan.layout.dp * plan.layout.cp * plan.microbatches
     for site in range(len(machine.sites)):
@@ -204,7 +204,7 @@ class _Path:
 
 def _reduction_starts(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds) -> Iterator[Seconds]:
     """For each pipeline rank, its passes before the first one that completes gradients of a stage."""
-    key = resolved.effective_schedule, plan.placement, plan.layout.pp, plan.microbatches
+    key: tuple[Any, ...] = (resolved.effective_schedule, plan.placement, plan.layout.pp, plan.microbatches)
     for pass_types, counts in _COUNTS.get_or_compute(key, lambda: _early_passes(pass_orders(resolved, plan))):
         seconds = [sum(passes.of(*action) for action in pass_type) for pass_type in pass_types]
         yield float(counts @ np.array(seconds))
