@@ -6,6 +6,9 @@ than a second per second. Rates are max-min fair (`max_min_rates`) and constant 
 or ends, the remaining work of every flow in the same connected component of links and flows is updated and
 their rates are solved again, once per instant. A flow whose rate does not change keeps its timer, so an
 uncontended one takes exactly its modeled time. Updates are lazy and partial, as SimGrid's (`fluid_action`).
+
+A link that all of its flows at rate 1 would not keep busier than a second per second limits none of them, as no rate
+is higher. So it connects no flows, and is left out of the solution: only links that are oversubscribed count.
 """
 
 from collections import defaultdict
@@ -33,7 +36,8 @@ class FlowDemand:
     """Demand of a flow. work_seconds: of work, above 0; fair_weight: for max-min fairness, above 0.
 
     link_indices: [links] distinct; utilization: [links] busy seconds of each link per second of work, above 0;
-    link_ids: the same links as a tuple; runs_at_full_rate: no link limits the flow when it is uncontended.
+    link_ids, link_loads: the links as a tuple, and with their utilization; runs_at_full_rate: no link limits the flow
+    when it is uncontended.
     """
 
     work_seconds: Seconds
@@ -41,10 +45,12 @@ class FlowDemand:
     link_indices: IntArray
     utilization: FloatArray
     link_ids: tuple[int, ...] = field(init=False)
+    link_loads: tuple[tuple[int, float], ...] = field(init=False)
     runs_at_full_rate: bool = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "link_ids", tuple(self.link_indices.tolist()))
+        object.__setattr__(self, "link_loads", tuple(zip(self.link_ids, self.utilization.tolist(), strict=True)))
         object.__setattr__(self, "runs_at_full_rate", bool((self.utilization <= 1.0).all()))
 
 
@@ -69,17 +75,18 @@ class Flow(FluidAction):
         """Bound the rate from now on, or once it begins; the network decides on the rate."""
         self.rate_bound = rate
         if self.is_active:
-            self._network.mark_dirty(self.demand.link_ids)
+            self._network.mark_dirty((self,))
 
 
 class FluidNetwork:
-    """Links 0 ... link_count-1 and the flows that load them."""
+    """Links 0 ... link_count-1 and the flows that load them, with the utilization of each."""
 
     def __init__(self, environment: SimEnvironment, link_count: int) -> None:
         self.environment = environment
         self._capacity = np.ones(link_count)
-        self._link_flows: defaultdict[int, dict[Flow, None]] = defaultdict(dict)
-        self._dirty_links: dict[int, None] = {}
+        self._link_flows: defaultdict[int, dict[Flow, float]] = defaultdict(dict)
+        self._oversubscribed: set[int] = set()
+        self._dirty_flows: dict[Flow, None] = {}
         self._reservations: dict[int, LinkReserver] = {}
         self._rate_cache: dict[tuple[tuple[FlowDemand, ...], tuple[float, ...]], list[float]] = {}
 
@@ -96,14 +103,18 @@ class FluidNetwork:
             for reserver in dict.fromkeys(map(self._reservations.get, demand.link_ids)):
                 if reserver is not None:
                     reserver.on_conflict()
-        link_flows = [self._link_flows[link] for link in demand.link_ids]
-        is_uncontended = demand.runs_at_full_rate and not any(link_flows)
-        for flows in link_flows:
-            flows[flow] = None
-        if is_uncontended:
+        self._load_links(flow)
+        if self._oversubscribed.isdisjoint(demand.link_ids):
             flow.set_rate(flow.rate_bound)
         else:
-            self.mark_dirty(demand.link_ids)
+            self.mark_dirty((flow,))
+
+    def _load_links(self, flow: Flow) -> None:
+        for link, utilization in flow.demand.link_loads:
+            flows = self._link_flows[link]
+            flows[flow] = utilization
+            if sum(flows.values()) > 1.0:
+                self._oversubscribed.add(link)
 
     def are_idle(self, links: Collection[int]) -> bool:
         """Whether nobody loads or has reserved any of these links."""
@@ -123,50 +134,50 @@ class FluidNetwork:
         """An active flow that began at time `since`, on links that were uncontended until now."""
         flow = Flow(self, demand)
         flow.last_update, flow.rate, flow.is_active = since, flow.rate_bound, True
-        for link in demand.link_ids:
-            self._link_flows[link][flow] = None
+        self._load_links(flow)
         flow.complete_with(self.environment.event_at(since + flow.remaining / flow.rate))
         return flow
 
     def end_flow(self, flow: Flow, _: simpy.Event) -> None:
         """Take a flow that has ended off its links."""
-        loaded_links: list[int] = []
+        released_flows: dict[Flow, float] = {}
         for link in flow.demand.link_ids:
             flows = self._link_flows[link]
             del flows[flow]
-            if flows:
-                loaded_links.append(link)
+            if link in self._oversubscribed:
+                released_flows |= flows
+                if sum(flows.values()) <= 1.0:
+                    self._oversubscribed.remove(link)
         flow.is_active = False
-        self.mark_dirty(loaded_links)
+        self.mark_dirty(released_flows)
 
-    def mark_dirty(self, links: Sequence[int]) -> None:
-        """Solve the rates in the components of these links again, at the end of this instant."""
-        if not links:
+    def mark_dirty(self, flows: Collection[Flow]) -> None:
+        """Solve the rates in the components of these flows again, at the end of this instant."""
+        if not flows:
             return
-        is_scheduled = bool(self._dirty_links)
-        self._dirty_links.update(dict.fromkeys(links))
+        is_scheduled = bool(self._dirty_flows)
+        self._dirty_flows.update(dict.fromkeys(flows))
         if not is_scheduled:
             self.environment.call_at_end_of_instant(self._update_rates)
 
     def _update_rates(self) -> None:
-        dirty_links, self._dirty_links = self._dirty_links, {}
-        seen: set[int] = set()
-        for link in dirty_links:
-            if link not in seen and self._link_flows[link]:
-                self._update_component(self._find_component(link, seen))
+        dirty_flows, self._dirty_flows = self._dirty_flows, {}
+        seen: set[Flow] = set()
+        for flow in dirty_flows:
+            if flow.is_active and flow not in seen:
+                component = self._find_component(flow)
+                seen.update(component)
+                self._update_component(component)
 
-    def _find_component(self, link: int, seen: set[int]) -> list[Flow]:
-        """All flows that are connected with a link through others; adds their links to `seen`."""
-        component: dict[Flow, None] = {}
-        pending_links = [link]
-        seen.add(link)
-        while pending_links:
-            for flow in self._link_flows[pending_links.pop()]:
-                if flow not in component:
-                    component[flow] = None
-                    new_links = [*filterfalse(seen.__contains__, flow.demand.link_ids)]
-                    seen.update(new_links)
-                    pending_links += new_links
+    def _find_component(self, flow: Flow) -> list[Flow]:
+        """All flows that are connected with a flow through oversubscribed links and others."""
+        component, pending_flows, seen_links = {flow: 0.0}, [flow], set[int]()
+        while pending_flows:
+            for link in self._oversubscribed.intersection(pending_flows.pop().demand.link_ids) - seen_links:
+                seen_links.add(link)
+                flows = self._link_flows[link]
+                pending_flows += filterfalse(component.__contains__, flows)
+                component |= flows
         return list(component)
 
     def _update_component(self, flows: list[Flow]) -> None:
@@ -188,11 +199,23 @@ class FluidNetwork:
         return rates
 
     def _solve_max_min(self, demands: Sequence[FlowDemand], bounds: Sequence[float]) -> list[float]:
-        usage = ResourceUsage(
-            resource=np.concatenate([demand.link_indices for demand in demands]),
-            flow=np.repeat(np.arange(len(demands)), [len(demand.link_indices) for demand in demands]),
-            weight=np.concatenate([demand.utilization for demand in demands]),
-        )
+        """Rates of a connected component, from the links that it oversubscribes."""
+        load: dict[int, float] = {}
+        for demand in demands:
+            for link, utilization in demand.link_loads:
+                load[link] = load.get(link, 0.0) + utilization
+        usage = [
+            (link, flow, utilization)
+            for flow, demand in enumerate(demands)
+            for link, utilization in demand.link_loads
+            if load[link] > 1.0
+        ]
+        if not usage:  # flows met on a link that is full, but for rounding
+            return list(bounds)
+        resource, flows, weight = zip(*usage, strict=True)
         fair_weight = np.array([demand.fair_weight for demand in demands])
-        rates: list[float] = max_min_rates(usage, self._capacity, np.array(bounds), fair_weight).tolist()
+        rates: list[float] = max_min_rates(
+            ResourceUsage(np.array(resource), np.array(flows), np.array(weight)),
+            self._capacity, np.array(bounds), fair_weight,
+        ).tolist()  # fmt: skip
         return rates
