@@ -23,7 +23,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from clustersim.cost.timing import LinkDemand, LinkDemandCost
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkEndpoints, LinkKind, LinkTable
 from clustersim.program.program import Program
@@ -109,7 +109,7 @@ def bottleneck_link_mask(link_loads: Sequence[LinkLoadMatrix], links: LinkTable,
     return is_bottleneck
 
 
-def _loads_by_link_kind(link_loads: LinkLoadMatrix, kind_of_link: IntArray) -> dict[LinkKind, LinkLoadMatrix]:
+def _loads_by_link_kind(link_loads: LinkLoadMatrix, kind_of_link: SmallIntArray) -> dict[LinkKind, LinkLoadMatrix]:
     """Loads on links of each kind that the rules mention."""
     entry_kind = kind_of_link[link_loads.link_index]
     kinds = dict.fromkeys(link_kind for pair in (*UPLINK_TIERS, *HOST_LINK_TIERS) for link_kind in pair)

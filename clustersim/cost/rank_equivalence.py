@@ -124,4 +124,4 @@ def _initial_link_labels(links: LinkTable, contention: ContentionMap) -> IntArra
     singleton_labels = np.zeros(len(links.kind), np.int64)
     background_links = loaded_links(contention.background)
     singleton_labels[background_links] = 1 + np.arange(len(background_links))
-    return pair_labels(pair_labels(links.kind, label_values(links.bandwidth)), singleton_labels)
+    return pair_labels(pair_labels(links.kind.astype(np.int64), label_values(links.bandwidth)), singleton_labels)

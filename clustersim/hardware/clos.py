@@ -92,14 +92,14 @@ class ClosTopology(FieldPickling):
         counts = [link_range.count for link_range in link_ranges]
         return LinkTable(
             kind=np.repeat(
-                np.array([LINK_KINDS.index(link_range.kind) for link_range in link_ranges], np.int64), counts
+                np.array([LINK_KINDS.index(link_range.kind) for link_range in link_ranges], np.int8), counts
             ),
             bandwidth=np.repeat(np.array([link_range.port.bandwidth for link_range in link_ranges]), counts),
             latency=np.repeat(np.array([link_range.port.latency for link_range in link_ranges]), counts),
             technology=np.repeat(
                 np.array(
                     [TECHNOLOGIES.index(self.node.link_technology(link_range.kind)) for link_range in link_ranges],
-                    np.int64,
+                    np.int8,
                 ),
                 counts,
             ),

@@ -253,8 +253,8 @@ def _gpus_by_node(graph: "nx.DiGraph[str]") -> tuple[list[str], IntArray]:
 def _build_link_table(graph: "nx.DiGraph[str]") -> LinkTable:
     edges = [edge for _, _, edge in graph.edges(data=True)]
     return LinkTable(
-        kind=np.array([LINK_KINDS.index(LinkKind(edge["kind"])) for edge in edges], np.int64),
+        kind=np.array([LINK_KINDS.index(LinkKind(edge["kind"])) for edge in edges], np.int8),
         bandwidth=np.array([edge["bandwidth"] for edge in edges], np.float64),
         latency=np.array([edge["latency"] for edge in edges], np.float64),
-        technology=np.array([TECHNOLOGIES.index(LinkTechnology(edge["technology"])) for edge in edges], np.int64),
+        technology=np.array([TECHNOLOGIES.index(LinkTechnology(edge["technology"])) for edge in edges], np.int8),
     )

@@ -157,11 +157,11 @@ class SitesFabric(FieldPickling):
         stream_networks = np.repeat([networks[source] for source, _ in self._streams], stream_counts)
         wan_count = len(rows) + len(stream_rates)
         return LinkTable(
-            kind=np.concatenate([*(table.kind for table in tables), np.full(wan_count, _WAN, np.int64)]),
+            kind=np.concatenate([*(table.kind for table in tables), np.full(wan_count, _WAN, np.int8)]),
             bandwidth=np.concatenate([*(table.bandwidth for table in tables), rows[:, 0], stream_rates]),
             latency=np.concatenate([*(table.latency for table in tables), rows[:, 1], np.zeros(len(stream_rates))]),
             technology=np.concatenate(
-                [*(table.technology for table in tables), rows[:, 2].astype(np.int64), stream_networks.astype(np.int64)]
+                [*(table.technology for table in tables), rows[:, 2].astype(np.int8), stream_networks.astype(np.int8)]
             ),
         )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import FloatArray, IntArray, SmallIntArray
 from clustersim.common.units import BytesPerSecond, Seconds
 
 if TYPE_CHECKING:  # importing networkx takes 0.15 s and only graphs need it
@@ -58,10 +58,10 @@ class LinkTable:
     technology: index into TECHNOLOGIES.
     """
 
-    kind: IntArray
+    kind: SmallIntArray
     bandwidth: FloatArray
     latency: FloatArray
-    technology: IntArray
+    technology: SmallIntArray
 
     def select(self, link_ids: IntArray) -> "LinkTable":
         """Properties of some of the links."""

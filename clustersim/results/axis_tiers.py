@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import IntArray, SmallIntArray
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, Fabric, FabricTier, LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_MESH, EXPERT_MESH, MESHES, PIPELINE, Axis, Mesh
@@ -89,23 +89,23 @@ def _mesh_axes(layout: Layout) -> Iterator[tuple[Mesh, Axis]]:
             yield from ((mesh, axes[degree]) for degree in mesh.degrees if degree in axes)
 
 
-def _neighbour_link_kinds(groups: IntArray, fabric: Fabric, *, is_ring: bool) -> IntArray:
+def _neighbour_link_kinds(groups: IntArray, fabric: Fabric, *, is_ring: bool) -> SmallIntArray:
     """Kinds of the links between neighbours along their paths, -1 for none: [pairs, hops]."""
     pairs = slice(None) if is_ring else slice(-1)
     sources, targets = groups[:, pairs].reshape(-1), np.roll(groups, -1, axis=1)[:, pairs].reshape(-1)
     links = fabric.find_paths(sources, targets).links
-    kinds: IntArray = np.where(links >= 0, fabric.links.kind[links], -1)
+    kinds: SmallIntArray = np.where(links >= 0, fabric.links.kind[links], -1)
     return kinds
 
 
-def _intra_node_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
+def _intra_node_crossings(kinds: SmallIntArray) -> Iterator[TierCrossing]:
     for kind_index, kind in enumerate(LINK_KINDS):
         fraction = float((kinds == kind_index).any(axis=1).mean())
         if kind_index not in _NETWORK_KINDS and fraction > 0.0:
             yield TierCrossing(kind, 0, fraction)
 
 
-def _network_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
+def _network_crossings(kinds: SmallIntArray) -> Iterator[TierCrossing]:
     """Links between nodes: paths have as many links up as down; the first half leads up from switch to switch.
 
     All links that lead out of a site count as one level.

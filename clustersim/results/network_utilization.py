@@ -19,7 +19,7 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkInfo, LinkKind
 from clustersim.results.link_volumes import VolumeModel
@@ -203,7 +203,7 @@ def _busiest_links(bytes_by_axis: dict[str, FloatArray], fabric: Fabric, step_ti
         )
 
 
-def _limit_per_kind(order: IntArray, kind: IntArray) -> list[int]:
+def _limit_per_kind(order: IntArray, kind: SmallIntArray) -> list[int]:
     """The first entries of an order, with a limited number of each kind."""
     rank_in_kind = np.zeros(len(order), np.int64)
     for value in np.unique(kind).tolist():

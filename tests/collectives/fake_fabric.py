@@ -34,8 +34,9 @@ class FakeFabric:
             TECHNOLOGIES.index(link_technology)
             for link_technology in [self.nvlink_technology] * 2 + [LinkTechnology.INFINIBAND] * 4
         ]
-        kind = np.repeat([LINK_KINDS.index(link_kind) for link_kind in kinds], counts)
-        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), np.repeat(technologies, counts))
+        technology = np.repeat(np.array(technologies, np.int8), counts)
+        kind = np.repeat(np.array([LINK_KINDS.index(link_kind) for link_kind in kinds], np.int8), counts)
+        return LinkTable(kind, np.repeat(rates, counts), np.zeros(sum(counts)), technology)
 
     def domain_ids(self, gpus: IntArray) -> IntArray:
         return gpus // self.per_domain

@@ -20,7 +20,7 @@ ENDS = LinkEndpoints(
 def table(uplink_bandwidth: float, second_bandwidth: float = 1.0) -> LinkTable:
     """NICs of bandwidth 1 (the second may differ), one uplink."""
     bandwidth = np.array([1.0, second_bandwidth, 1.0, uplink_bandwidth])
-    return LinkTable(np.array([NIC, NIC, NIC, LEAF]), bandwidth, np.zeros(4), np.zeros(4, dtype=np.int64))
+    return LinkTable(np.array([NIC, NIC, NIC, LEAF], np.int8), bandwidth, np.zeros(4), np.zeros(4, np.int8))
 
 
 def link_loads(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:

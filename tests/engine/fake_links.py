@@ -31,7 +31,7 @@ class LinkCost:
     @property
     def table(self) -> LinkTable:
         """All links are equal."""
-        link_kinds = np.full(self.link_count, LINK_KINDS.index(LinkKind.NIC))
+        link_kinds = np.full(self.link_count, LINK_KINDS.index(LinkKind.NIC), np.int8)
         return LinkTable(link_kinds, np.ones(self.link_count), np.zeros(self.link_count), np.zeros_like(link_kinds))
 
     @property

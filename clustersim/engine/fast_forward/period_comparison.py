@@ -7,6 +7,7 @@ and equal lost seconds, except for rounding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +24,7 @@ from clustersim.engine.recording.recorder import (
     WAIT_AND_SLOWDOWN,
     Recorder,
 )
-from clustersim.engine.recording.unroll import DELAYS, EVENT_KEY_STRIDE, SPANS, SUB_SEGMENTS, LogSizes, Repetition
+from clustersim.engine.recording.unroll import DELAYS, EVENT_KEY_STRIDE, SUB_SEGMENTS, LogSizes, Repetition
 
 _SUB_SEGMENT_COLUMNS: Final = 4  # rank, task, begin, until
 _OPERATION_COLUMNS: Final = 3  # rank, task, operation
@@ -78,7 +79,8 @@ class PeriodComparison:
 
     def period_spans(self) -> FloatArray:
         """Spans recorded in the second period: [spans, columns]."""
-        return self._split_periods(self.recorder.spans, SPANS)[1]
+        _, last, now = (snapshot.recorded_sizes.spans for snapshot in self.snapshots)
+        return self.recorder.spans_between(last, now)
 
     def task_offsets(self) -> IntArray | None:
         """[ranks] shift of task ids from period to period; None where the periods differ."""
@@ -100,7 +102,8 @@ class PeriodComparison:
 
     def _span_task_offsets(self) -> IntArray | None:
         """`task_offsets` by the spans alone."""
-        early, late = (_sort_records(records, 2) for records in self._split_periods(self.recorder.spans, SPANS))
+        sizes = [snapshot.recorded_sizes.spans for snapshot in self.snapshots]
+        early, late = (_sort_records(self.recorder.spans_between(*period), 2) for period in pairwise(sizes))
         difference = late - early
         difference[:, TIMES] -= self.period_seconds
         differs = difference[:, [RANK, STREAM]].any()

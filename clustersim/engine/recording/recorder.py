@@ -1,8 +1,8 @@
 """Recorder of the scalar engine: collects spans, operation times and delays, and builds the trace."""
 
+from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -72,17 +72,22 @@ WAIT_AND_SLOWDOWN: Final = slice(8, 10)
 """Columns of a span record. The first four are integers, which float64 holds exactly."""
 
 
+def _empty_array() -> "array[float]":
+    return array("d")
+
+
 @dataclass(slots=True)
 class Recorder:
     """Append-only lists. Events are identified by rank and task (`EVENT_KEY_STRIDE`), as their order is arbitrary.
 
-    sync_participants: event keys by (order of the group in the segment, task, group key); sub_segments: rank,
-    task, first and end operation; delays: position, exposed and transfer delay; joint_spans, joint_delays: the same
-    of ranks that run together, which are all behind what is repeated; repetitions: what is repeated on unrolling;
-    skipped_seconds: simulated time that the clock did not pass, because periods were skipped.
+    spans: the numbers of all span records, one after the other (a quarter of the bytes of tuples); sync_participants:
+    event keys by (order of the group in the segment, task, group key); sub_segments: rank, task, first and end
+    operation; delays: position, exposed and transfer delay; joint_spans, joint_delays: the same of ranks that run
+    together, which are all behind what is repeated; repetitions: what is repeated on unrolling; skipped_seconds:
+    simulated time that the clock did not pass, because periods were skipped.
     """
 
-    spans: list[SpanRecord] = field(default_factory=list)
+    spans: "array[float]" = field(default_factory=_empty_array)
     sync_participants: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
     sub_segments: list[tuple[int, int, int, int]] = field(default_factory=list)
     sub_segment_times: list[tuple[Seconds, Seconds]] = field(default_factory=list)
@@ -97,7 +102,7 @@ class Recorder:
     @property
     def span_count(self) -> int:
         """Number of spans, repeated ones included."""
-        return len(self.spans) + self._repeated_sizes.spans
+        return self.recorded_sizes.spans + self._repeated_sizes.spans
 
     @property
     def unrolled_sizes(self) -> LogSizes:
@@ -107,11 +112,15 @@ class Recorder:
     @property
     def recorded_sizes(self) -> LogSizes:
         """Lengths of the lists, without repetitions."""
-        return LogSizes(len(self.spans), len(self.sub_segments), len(self.delays))
+        return LogSizes(len(self.spans) // _COLUMN_COUNT, len(self.sub_segments), len(self.delays))
 
     def add_span(self, span: SpanRecord) -> None:
         """Record the span of a task."""
-        self.spans.append(span)
+        self.spans.extend(span)
+
+    def spans_between(self, begin: int, end: int) -> FloatArray:
+        """Spans from one to before another, without repetitions: [spans, columns]."""
+        return np.array(self.spans[begin * _COLUMN_COUNT : end * _COLUMN_COUNT]).reshape(-1, _COLUMN_COUNT)
 
     def add_repetition(self, repetition: Repetition) -> None:
         """Repeat the most recent records a number of times; all that follows is shifted accordingly."""
@@ -156,8 +165,7 @@ class Recorder:
 
     def build_trace(self, representative: IntArray) -> Trace:
         """The trace, with repetitions unrolled."""
-        values = np.fromiter(chain.from_iterable(self.spans), np.float64, _COLUMN_COUNT * len(self.spans))
-        columns = values.reshape(-1, _COLUMN_COUNT)
+        columns = np.asarray(self.spans).reshape(-1, _COLUMN_COUNT)
         if self.repetitions:
             unrolled = UnrolledLog.from_repetitions(self.repetitions, columns[:, RANK].astype(np.int64), SPANS)
             columns = columns[unrolled.source_index]

@@ -152,7 +152,7 @@ class RankProcess:
         """
         environment, done, tasks = self.shared.environment, self.done, self.program.tasks
         add_span, begin_transfer, deliver_message = (
-            self.shared.recorder.spans.append,
+            self.shared.recorder.spans.extend,
             self.shared.transfers.begin_transfer,
             self.shared.deliver_message,
         )
