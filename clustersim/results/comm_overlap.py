@@ -81,7 +81,7 @@ def compute_overlap(table: TraceTable, segment_timing: SegmentTimingLookup, brea
     trace, table_shape = table.trace, (len(table.ranks), len(COMM_AXES))
     transfers = _stream_transfers(table).merge_overlapping()
     segment_events = np.flatnonzero(table.segment_index >= 0)
-    busy = Intervals(table.rank_class[segment_events], trace.start[segment_events], trace.end[segment_events])
+    busy = Intervals(table.classes_of(segment_events), trace.start[segment_events], trace.end[segment_events])
     totals = sum_segment_runs(table, segment_events, busy.seconds)
     segment_exposed, segment_hidden = _segment_seconds(table, totals, segment_timing)
     concurrent = _concurrent_seconds(transfers, busy, len(table.ranks))
@@ -100,9 +100,9 @@ def compute_overlap(table: TraceTable, segment_timing: SegmentTimingLookup, brea
 def _stream_transfers(table: TraceTable) -> Intervals:
     """Communication outside segments; keys combine class and axis."""
     events = np.flatnonzero(table.comm_op_index >= 0)
-    axis = table.tasks.category[table.entry[events]] - _FIRST_EXPOSED
+    axis = table.tasks.category[table.entries_of(events)] - _FIRST_EXPOSED
     return Intervals(
-        table.rank_class[events] * len(COMM_AXES) + axis, table.trace.start[events], table.trace.end[events]
+        table.classes_of(events) * len(COMM_AXES) + axis, table.trace.start[events], table.trace.end[events]
     )
 
 

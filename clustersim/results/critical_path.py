@@ -73,7 +73,7 @@ def path_category_seconds(table: TraceTable, path_times: PathTimes, segment_timi
     )
     program_index, category = (
         table.program.program_index[table.trace.rank[path_times.events]],
-        table.tasks.category[table.entry[path_times.events]],
+        table.tasks.category[table.entries_of(path_times.events)],
     )
     is_comm = category >= 0
     np.add.at(seconds, (program_index[is_comm], category[is_comm]), (path_times.end - path_times.begin)[is_comm])

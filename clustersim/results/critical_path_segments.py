@@ -133,7 +133,7 @@ def split_critical_path(
 
 def _dominant_categories(table: TraceTable, events: IntArray, segment_timing: SegmentTimingLookup) -> IntArray:
     """Index of the category with the largest share of each event."""
-    trace, category = table.trace, table.tasks.category[table.entry[events]].copy()
+    trace, category = table.trace, table.tasks.category[table.entries_of(events)].copy()
     segment_positions = np.flatnonzero(category < 0)
     segment_events = events[segment_positions]
     durations = trace.end[segment_events] - trace.start[segment_events]
@@ -141,7 +141,7 @@ def _dominant_categories(table: TraceTable, events: IntArray, segment_timing: Se
         table, segment_events, np.arange(len(segment_events)), len(segment_events)
     )
     totals = SegmentRunTotals(
-        rank_class=table.rank_class[segment_events],
+        rank_class=table.classes_of(segment_events),
         segment=table.segment_index[segment_events],
         counted_seconds=durations,
         full_seconds=durations,

@@ -48,7 +48,7 @@ class PredecessorLookup:
         ]
         class_offset = np.cumsum(task_counts) - task_counts
         event_of_task = np.full(int(task_counts.sum()), -1, dtype=np.int64)
-        event_of_task[class_offset[table.rank_class] + trace.task] = np.arange(len(trace))
+        event_of_task[class_offset[table.classes_of(slice(None))] + trace.task] = np.arange(len(trace))
         dependency_offset = np.cumsum([0, *map(len, needs_by_task)])
         return cls(
             table,
@@ -62,18 +62,19 @@ class PredecessorLookup:
 
     def __call__(self, events: IntArray) -> IntArray:
         """The critical predecessor of each of some events, -1 for the start of the step."""
-        trace, entry = self.table.trace, self.table.entry[events]
+        trace, entry = self.table.trace, self.table.entries_of(events)
         count = self.dependency_offset[entry + 1] - self.dependency_offset[entry]
         event_position = np.repeat(np.arange(len(events)), count)
         dependency_index = np.arange(len(event_position)) - np.repeat(
             np.cumsum(count) - count - self.dependency_offset[entry], count
         )
         candidates = self.event_of_task[
-            self.class_offset[self.table.rank_class[events]][event_position] + self.dependencies[dependency_index]
+            self.class_offset[self.table.classes_of(events)][event_position] + self.dependencies[dependency_index]
         ]
-        is_tied = np.abs(trace.end[candidates] - trace.start[events][event_position]) <= TIE_TOLERANCE * trace.makespan
+        difference = trace.end[candidates] - trace.start[events][event_position]
+        is_tied = np.abs(difference) <= TIE_TOLERANCE * self.table.makespan
         tied_events, first_tied = np.unique(event_position[is_tied], return_index=True)
-        predecessor: IntArray = trace.critical_predecessor[events].copy()
+        predecessor = trace.critical_predecessor[events].astype(np.int64)
         predecessor[tied_events] = candidates[is_tied][first_tied]
         return predecessor
 

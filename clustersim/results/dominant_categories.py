@@ -11,7 +11,7 @@ evenly spaced ranks are shown.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.program.task import Stream
+from clustersim.results.class_blocks import select_classes
 from clustersim.results.idle_time import (
     ComputeEvents,
     GapTransfers,
@@ -33,7 +34,6 @@ from clustersim.results.intervals import Intervals, intersect
 from clustersim.results.time_breakdown import segment_category_seconds
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, has_pipeline, sum_segment_runs
-from clustersim.trace.trace import ContentionDelays, Trace
 
 MAX_CLASSES = 2048
 """Maximum number of classes that are evaluated."""
@@ -116,43 +116,7 @@ def _evenly_spaced_classes(table: TraceTable, max_classes: int) -> TraceTable:
         return table
     spaced_ranks = np.linspace(0, len(table.trace.representative) - 1, max_classes).round().astype(np.int64)
     is_shown = np.isin(table.ranks, table.trace.representative[spaced_ranks])
-    events = np.flatnonzero(is_shown[table.rank_class])
-    new_class = np.cumsum(is_shown) - 1
-    return replace(
-        table, trace=_select_events(table.trace, events), ranks=table.ranks[is_shown], weights=table.weights[is_shown],
-        rank_class=new_class[table.rank_class[events]], entry=table.entry[events],
-    )  # fmt: skip
-
-
-def _select_events(trace: Trace, events: IntArray) -> Trace:
-    """The trace restricted to all events of some ranks; events of dropped ranks are no longer predecessors."""
-    new_index = np.full(len(trace) + 1, -1)
-    new_index[events] = np.arange(len(events))
-    blocking_event = np.where(
-        new_index[trace.blocking_event[events]] >= 0, new_index[trace.blocking_event[events]], np.arange(len(events))
-    )
-    event_position, entry = trace.contention.lookup(events)
-    contention = ContentionDelays(
-        event_position,
-        trace.contention.operation[entry],
-        trace.contention.exposed_delay[entry],
-        trace.contention.transfer_delay[entry],
-    )
-    return Trace(
-        rank=trace.rank[events],
-        task=trace.task[events],
-        stream=trace.stream[events],
-        queued=trace.queued[events],
-        ready=trace.ready[events],
-        start=trace.start[events],
-        end=trace.end[events],
-        waited=trace.waited[events],
-        slowed=trace.slowed[events],
-        contention=contention,
-        critical_predecessor=new_index[trace.critical_predecessor[events]],
-        blocking_event=blocking_event,
-        representative=trace.representative,
-    )
+    return select_classes(table, is_shown)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,11 +157,11 @@ def _concatenate_intervals(*interval_sets: Intervals) -> Intervals:
 
 def _comm_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterator[_CategoryIntervals]:
     """Collectives that the compute stream runs, and those that it waits for at the end."""
-    entry = table.entry[compute_events.events]
+    entry = table.entries_of(compute_events.events)
     is_comm = table.tasks.comm_op[entry] >= 0
     events = compute_events.events[is_comm]
     yield _CategoryIntervals(
-        Intervals(table.rank_class[events], compute_events.start[is_comm], table.trace.end[events]),
+        Intervals(table.classes_of(events), compute_events.start[is_comm], table.trace.end[events]),
         table.tasks.category[entry[is_comm]],
     )
 
@@ -223,7 +187,7 @@ def _receive_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     awaited = gaps.awaited[gap]
     start = np.maximum(gaps.start[gap], trace.start[awaited])
     end = np.maximum(np.minimum(gaps.end[gap], trace.end[awaited]), start)
-    return gap, table.tasks.category[table.entry[awaited]], start, end
+    return gap, table.tasks.category[table.entries_of(awaited)], start, end
 
 
 def _stream_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
@@ -234,16 +198,17 @@ def _stream_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     events = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
     events = events[
         np.lexsort(
-            (trace.end[events], trace.start[events], table.rank_class[events] * stream_count + trace.stream[events])
+            (trace.end[events], trace.start[events], table.classes_of(events) * stream_count + trace.stream[events])
         )
     ]
     transfers = Intervals(
-        table.rank_class[events] * stream_count + trace.stream[events], trace.start[events], trace.end[events]
+        table.classes_of(events) * stream_count + trace.stream[events], trace.start[events], trace.end[events]
     )
     gap_position, transfer_position, overlaps = intersect(
         Intervals(gap_keys, gaps.start[gap], gaps.end[gap]), transfers
     )
-    return gap[gap_position], table.tasks.category[table.entry[events[transfer_position]]], overlaps.start, overlaps.end
+    category = table.tasks.category[table.entries_of(events[transfer_position])]
+    return gap[gap_position], category, overlaps.start, overlaps.end
 
 
 def _tail_interval(table: TraceTable, compute_events: ComputeEvents, makespan: Seconds) -> _CategoryIntervals:
@@ -279,7 +244,7 @@ class _SegmentEvents:
         totals = sum_segment_runs(table, events, trace.end[events] - trace.start[events])
         pair_index = np.searchsorted(
             totals.rank_class * segment_count + totals.segment,
-            table.rank_class[events] * segment_count + table.segment_index[events],
+            table.classes_of(events) * segment_count + table.segment_index[events],
         )
         seconds, wait_index = segment_category_seconds(table, totals, segment_timing), TimeCategory.WAIT.index
         wait_ratio = np.minimum(
@@ -288,7 +253,7 @@ class _SegmentEvents:
         seconds[:, wait_index] -= wait_ratio * totals.waited
         shares = _ratio(seconds, np.broadcast_to(seconds.sum(axis=1)[:, None], seconds.shape))
         return cls(
-            Intervals(table.rank_class[events], trace.start[events], trace.end[events]),
+            Intervals(table.classes_of(events), trace.start[events], trace.end[events]),
             trace.waited[events] * wait_ratio[pair_index],
             pair_index,
             shares,

@@ -29,7 +29,6 @@ from typing import Final, Self
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.program.program import Program
 from clustersim.program.task import HOST_STREAMS, Stream
 from clustersim.results.critical_predecessors import PredecessorLookup
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
@@ -77,15 +76,15 @@ def build_compute_events(trace: Trace, table: TraceTable) -> ComputeEvents:
     """Events of the compute streams, and those of DP streams that end after a class's last compute event."""
     last_end = np.zeros(len(table.ranks))
     compute = np.flatnonzero(trace.stream == Stream.COMPUTE)
-    np.maximum.at(last_end, table.rank_class[compute], trace.end[compute])
+    np.maximum.at(last_end, table.classes_of(compute), trace.end[compute])
     dp_events = np.flatnonzero(trace.stream == Stream.DP)
-    trailing = dp_events[trace.end[dp_events] > last_end[table.rank_class[dp_events]]]
+    trailing = dp_events[trace.end[dp_events] > last_end[table.classes_of(dp_events)]]
     events = np.concatenate((compute, trailing))
     start = np.concatenate(
-        (trace.start[compute], np.maximum(trace.start[trailing], last_end[table.rank_class[trailing]]))
+        (trace.start[compute], np.maximum(trace.start[trailing], last_end[table.classes_of(trailing)]))
     )
     order = _execution_order(table, events, len(compute))
-    class_offset = np.searchsorted(table.rank_class[events[order]], np.arange(len(table.ranks) + 1))
+    class_offset = np.searchsorted(table.classes_of(events[order]), np.arange(len(table.ranks) + 1))
     return ComputeEvents(events[order], start[order], class_offset)
 
 
@@ -94,20 +93,20 @@ def _execution_order(table: TraceTable, events: IntArray, compute_count: int) ->
     key_stride = len(table.tasks.segment) + 1
     is_trailing = np.arange(len(events)) >= compute_count
     order: IntArray = np.argsort(
-        (table.rank_class[events] * 2 + is_trailing) * key_stride + table.trace.task[events], kind="stable"
+        (table.classes_of(events) * 2 + is_trailing) * key_stride + table.trace.task[events], kind="stable"
     )
     return order
 
 
 def find_gaps(trace: Trace, table: TraceTable, compute: ComputeEvents) -> IdleGaps:
     """All gaps that ended because a task began."""
-    rank_class = table.rank_class[compute.events]
+    rank_class = table.classes_of(compute.events)
     previous = np.concatenate(([0.0], trace.end[compute.events[:-1]]))[: len(compute.events)]
     previous[compute.class_offset[:-1][np.diff(compute.class_offset) > 0]] = 0.0
     gap_events = np.flatnonzero(compute.start > previous)
     predecessors = PredecessorLookup.from_trace(table)
     awaited = _awaited_events(table, predecessors, compute.events[gap_events])
-    crosses_stages = (awaited >= 0) & table.tasks.crosses_stages[table.entry[awaited]]
+    crosses_stages = (awaited >= 0) & table.tasks.crosses_stages[table.entries_of(awaited)]
     remainder_category = np.where(
         crosses_stages, _bubble_categories(table, compute, rank_class)[gap_events], TimeCategory.WAIT.index
     )
@@ -121,9 +120,7 @@ def find_gaps(trace: Trace, table: TraceTable, compute: ComputeEvents) -> IdleGa
     )
 
 
-def idle_seconds(
-    trace: Trace, program: Program, table: TraceTable, compute: ComputeEvents, window: TimeWindow = FULL_RUN
-) -> FloatArray:
+def idle_seconds(trace: Trace, table: TraceTable, compute: ComputeEvents, window: TimeWindow = FULL_RUN) -> FloatArray:
     """Seconds within a time window in which compute streams were idle: [classes, categories]."""
     seconds = np.zeros((len(table.ranks), len(TIME_CATEGORIES)))
     gaps = find_gaps(trace, table, compute)
@@ -141,16 +138,16 @@ def idle_seconds(
     np.add.at(
         seconds, (gaps.rank_class, gaps.remainder_category), np.maximum(gaps.end - gaps.start - transfer_seconds, 0.0)
     )
-    _add_tail(seconds, trace, program, compute, window)
+    _add_tail(seconds, table, compute, window)
     return seconds
 
 
-def _add_tail(seconds: FloatArray, trace: Trace, program: Program, compute: ComputeEvents, window: TimeWindow) -> None:
-    category = TimeCategory.BUBBLE_COOLDOWN if has_pipeline(program) else TimeCategory.WAIT
+def _add_tail(seconds: FloatArray, table: TraceTable, compute: ComputeEvents, window: TimeWindow) -> None:
+    category = TimeCategory.BUBBLE_COOLDOWN if has_pipeline(table.program) else TimeCategory.WAIT
     has_events = np.diff(compute.class_offset) > 0
     ends = np.zeros(len(seconds))
-    ends[has_events] = trace.end[compute.events[compute.class_offset[1:][has_events] - 1]]
-    seconds[:, category.index] += np.clip(trace.makespan, *window) - np.clip(ends, *window)
+    ends[has_events] = table.trace.end[compute.events[compute.class_offset[1:][has_events] - 1]]
+    seconds[:, category.index] += np.clip(table.makespan, *window) - np.clip(ends, *window)
 
 
 def _awaited_events(table: TraceTable, predecessors: PredecessorLookup, events: IntArray) -> IntArray:
@@ -161,13 +158,13 @@ def _awaited_events(table: TraceTable, predecessors: PredecessorLookup, events: 
         & (trace.rank[predecessor] == trace.rank[events])
         & (trace.stream[predecessor] != Stream.COMPUTE)
     )
-    return np.where(is_rank_comm, predecessor, np.where(table.tasks.comm_op[table.entry[events]] >= 0, events, -1))
+    return np.where(is_rank_comm, predecessor, np.where(table.tasks.comm_op[table.entries_of(events)] >= 0, events, -1))
 
 
 def _bubble_categories(table: TraceTable, compute: ComputeEvents, rank_class: IntArray) -> IntArray:
     """Bubble category (index) that a gap before each event would have."""
     position = np.arange(len(compute.events))
-    entry = table.entry[compute.events]
+    entry = table.entries_of(compute.events)
     class_step = rank_class * table.step_count + table.tasks.step[entry]
     first_backward = np.full(len(table.ranks) * table.step_count, len(compute.events))
     last_forward = np.full(len(table.ranks) * table.step_count, -1)
@@ -186,7 +183,7 @@ def _receive_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterato
     awaited = gaps.awaited[gap_index]
     begin = np.maximum(gaps.start[gap_index], trace.start[awaited])
     overlap = np.minimum(gaps.end[gap_index], trace.end[awaited]) - begin
-    yield gap_index, table.tasks.category[table.entry[awaited]], np.maximum(overlap, 0.0)
+    yield gap_index, table.tasks.category[table.entries_of(awaited)], np.maximum(overlap, 0.0)
 
 
 def _stream_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator[GapSeconds]:
@@ -194,10 +191,10 @@ def _stream_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator
     gap_index = stream_wait_gaps(table, gaps)
     gap_keys = gaps.rank_class[gap_index] * len(Stream) + trace.stream[gaps.awaited[gap_index]]
     transfers = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
-    keys = table.rank_class[transfers] * len(Stream) + trace.stream[transfers]
+    keys = table.classes_of(transfers) * len(Stream) + trace.stream[transfers]
     awaited = np.isin(keys, gap_keys)
     transfers, keys = transfers[awaited], keys[awaited]
-    categories = table.tasks.category[table.entry[transfers]]
+    categories = table.tasks.category[table.entries_of(transfers)]
     for category in np.unique(categories).tolist():
         busy_time = _CumulativeBusyTime.from_events(
             trace, transfers[categories == category], keys[categories == category]
@@ -213,7 +210,7 @@ def host_chain_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
     gap, events = _host_chains(table, gaps)
     start = np.maximum(gaps.start[gap], table.trace.start[events])
     end = np.maximum(np.minimum(gaps.end[gap], table.trace.end[events]), start)
-    return gap, table.tasks.category[table.entry[events]], start, end
+    return gap, table.tasks.category[table.entries_of(events)], start, end
 
 
 def stream_wait_gaps(table: TraceTable, gaps: IdleGaps) -> IntArray:

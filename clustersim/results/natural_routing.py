@@ -33,6 +33,7 @@ from clustersim.cost.segment import SegmentTiming
 from clustersim.model.moe_expert_load import RandomExpertLoad
 from clustersim.parallel.mesh import EXPERT, EXPERT_MESH
 from clustersim.program.task import Segment, TokenDispatcher
+from clustersim.results.class_blocks import class_blocks
 from clustersim.results.time_breakdown import TimeBreakdown
 from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGORIES, TimeCategory
 from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, distinct_timings, sum_segment_runs
@@ -113,7 +114,11 @@ def _expected_maximum(variation: float, rank_count: int, section_count: int) -> 
 
 def _expert_kernel_seconds(table: TraceTable, segment_timing: SegmentTimingLookup) -> FloatArray:
     """Kernel seconds of experts in a step: [classes]."""
-    events = np.arange(len(table.trace.start))
+    return np.concatenate([_class_expert_seconds(block, segment_timing) for block in class_blocks(table)])
+
+
+def _class_expert_seconds(table: TraceTable, segment_timing: SegmentTimingLookup) -> FloatArray:
+    events = np.arange(len(table.trace))
     totals = sum_segment_runs(table, events, table.trace.end - table.trace.start)
     distinct, timing_index = distinct_timings(table, totals, segment_timing)
     per_run = np.array([_segment_expert_seconds(segment, timing) for segment, timing in distinct])[timing_index]

@@ -23,6 +23,7 @@ from clustersim.cost.segment import SegmentTiming
 from clustersim.cost.timing import LOCALLY_MEASURED, CommTiming, Provenance
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp, CommOverlap, Operation, Segment
+from clustersim.results.class_blocks import class_blocks
 from clustersim.results.trace_table import (
     FULL_RUN,
     SegmentTimingLookup,
@@ -67,13 +68,13 @@ def busy_time_items(
     window: TimeWindow = FULL_RUN,
 ) -> tuple[BusyTimeItem, ...]:
     """Kernels and comm ops by busy time, longest first; window: selects events by their start."""
-    start, (begin, end) = table.trace.start, window
-    indexer, events = _ItemIndexer(), np.flatnonzero((start >= begin) & (start < end))
-    entries = (
-        (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)),
-        *_segment_items(table, events, segment_timing, indexer),
-        *_comm_items(table, events, comm_timing, indexer),
-    )
+    indexer = _ItemIndexer()
+    entries: list[_IndexedSeconds] = [(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))]
+    for block in class_blocks(table):
+        start, (begin, end) = block.trace.start, window
+        events = np.flatnonzero((start >= begin) & (start < end))
+        entries += _segment_items(block, events, segment_timing, indexer)
+        entries += _comm_items(block, events, comm_timing, indexer)
     item_index, *columns = map(np.concatenate, zip(*entries, strict=True))
     seconds, runs = (np.bincount(item_index, column, minlength=len(indexer)).tolist() for column in columns)
     unsorted = (
@@ -163,7 +164,7 @@ def _comm_items(
 ) -> Iterator[_IndexedSeconds]:
     trace, comm_op_index = table.trace, table.comm_op_index
     selected = events[comm_op_index[events] >= 0]
-    weights = table.weights[table.rank_class[selected]]
+    weights = table.weights[table.classes_of(selected)]
     timings = ((comm_op, comm_timing(comm_op)) for comm_op in table.comm_ops)
     indices = [indexer.index_for((comm_op, timing.provenance, timing.error, 1.0)) for comm_op, timing in timings]
     seconds, runs = (

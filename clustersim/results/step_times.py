@@ -9,12 +9,13 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
-from clustersim.results.trace_table import TraceTable
+from clustersim.results.trace_table import TraceTable, event_ranges
 
 
 def step_times(table: TraceTable, start: Seconds = 0.0) -> FloatArray:
     """Seconds of each step: [steps], summing to the makespan. start: when the first one begins."""
     ends = np.full(table.step_count, start)
-    np.maximum.at(ends, table.tasks.step[table.entry], table.trace.end)
+    for events in event_ranges(table.trace):
+        np.maximum.at(ends, table.tasks.step[table.entries_of(events)], table.trace.end[events])
     times: FloatArray = np.diff(np.maximum.accumulate(ends), prepend=start)
     return times

@@ -16,6 +16,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
+from clustersim.results.class_blocks import class_blocks
 from clustersim.results.idle_time import ComputeEvents, build_compute_events, idle_seconds
 from clustersim.results.time_categories import TIME_CATEGORIES, SegmentCategories, TimeCategory
 from clustersim.results.trace_table import (
@@ -74,9 +75,15 @@ def compute_breakdown(
     segment_timing(rank, segment): timing of the segment on that rank; window: the time range of the trace that
     counts.
     """
+    seconds = np.concatenate([_class_seconds(block, segment_timing, window) for block in class_blocks(table)])
+    return TimeBreakdown(table.ranks, seconds / table.step_count, table.weights, table.trace.representative)
+
+
+def _class_seconds(table: TraceTable, segment_timing: SegmentTimingLookup, window: TimeWindow) -> FloatArray:
+    """Seconds of all steps: [classes, categories]."""
     trace, (begin, end) = table.trace, window
     compute_events = build_compute_events(trace, table)
-    seconds = idle_seconds(trace, table.program, table, compute_events, window)
+    seconds = idle_seconds(trace, table, compute_events, window)
     is_counted = table.segment_index >= 0
     is_counted &= trace.start <= end
     is_counted &= trace.end >= begin
@@ -84,7 +91,7 @@ def compute_breakdown(
     runs = sum_segment_runs(table, events, np.clip(trace.end[events], *window) - np.clip(trace.start[events], *window))
     np.add.at(seconds, runs.rank_class, segment_category_seconds(table, runs, segment_timing))
     _add_collectives(seconds, trace, table, compute_events, window)
-    return TimeBreakdown(table.ranks, seconds / table.step_count, table.weights, trace.representative)
+    return seconds
 
 
 def segment_category_seconds(
@@ -124,11 +131,11 @@ def _distribute(seconds: FloatArray, weights: FloatArray) -> FloatArray:
 def _add_collectives(
     seconds: FloatArray, trace: Trace, table: TraceTable, compute_events: ComputeEvents, window: TimeWindow
 ) -> None:
-    entry = table.entry[compute_events.events]
+    entry = table.entries_of(compute_events.events)
     is_comm = table.tasks.comm_op[entry] >= 0
     events = compute_events.events[is_comm]
     durations = np.clip(trace.end[events], *window) - np.clip(compute_events.start[is_comm], *window)
-    np.add.at(seconds, (table.rank_class[events], table.tasks.category[entry[is_comm]]), durations)
+    np.add.at(seconds, (table.classes_of(events), table.tasks.category[entry[is_comm]]), durations)
 
 
 def _by_category_name(seconds: FloatArray) -> dict[str, Seconds]:

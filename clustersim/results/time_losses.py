@@ -25,6 +25,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.program.task import Segment
+from clustersim.results.class_blocks import class_blocks
 from clustersim.results.time_breakdown import TimeBreakdown
 from clustersim.results.time_categories import (
     BUBBLE_CATEGORIES,
@@ -155,12 +156,12 @@ def bubble_seconds(breakdown: TimeBreakdown, pipeline_ranks: IntArray) -> FloatA
 
 def matmul_share(table: TraceTable, segment_timing: SegmentTimingLookup) -> float:
     """Share of matmuls and attention in the kernel time of forward and backward, over all ranks; 0 without kernels."""
-    trace, events = table.trace, np.arange(len(table.trace.start))
-    totals = sum_segment_runs(table, events, trace.end - trace.start)
     matmuls = compute = 0.0
-    for segment, timing, count in timing_run_counts(table, totals, segment_timing):
-        segment_matmuls, segment_compute = _compute_seconds(segment, timing)
-        matmuls, compute = matmuls + count * segment_matmuls, compute + count * segment_compute
+    for block in class_blocks(table):
+        totals = sum_segment_runs(block, np.arange(len(block.trace)), block.trace.end - block.trace.start)
+        for segment, timing, count in timing_run_counts(block, totals, segment_timing):
+            segment_matmuls, segment_compute = _compute_seconds(segment, timing)
+            matmuls, compute = matmuls + count * segment_matmuls, compute + count * segment_compute
     return matmuls / compute if compute > 0 else 0.0
 
 

@@ -3,6 +3,9 @@
 Events refer to a rank and a task; here they are joined with the program, column by column, so that later
 aggregations are sums over arrays. The ranks of one symmetry class share the events of the rank that was
 simulated for them.
+
+A trace may have millions of events. So what follows from an event's rank and task is looked up for some events at a
+time, and sums over all of them are made class by class (`class_blocks`) or range by range (`event_ranges`).
 """
 
 from collections.abc import Callable, Iterator
@@ -34,6 +37,8 @@ TimeWindow = tuple[Seconds, Seconds]
 """(begin, end) in seconds."""
 FULL_RUN: Final[TimeWindow] = (0.0, inf)
 
+BLOCK_EVENTS: Final = 2**20
+"""Events of a trace that are analysed at a time: analysis takes some 200 bytes for each of them."""
 _FORWARD_KINDS: Final = [PASS_KINDS.index(ActionKind.FORWARD)]
 _BACKWARD_KINDS: Final = [PASS_KINDS.index(kind) for kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)]
 
@@ -61,43 +66,54 @@ class TaskColumns:
 class TraceTable:
     """A trace with the program that it ran.
 
-    step_count: number of steps of the program; ranks: [classes] the simulated ranks; weights: [classes] number
-    of ranks that each stands for; rank_class: [events] symmetry class; entry: [events] index into `tasks`.
-    Columns over events that follow from the entry are computed on demand, because a trace may have millions of
-    events.
+    step_count: number of steps of the program; makespan: seconds until the last event of all classes has ended, also
+    of those that are not in this table; ranks: [classes] the simulated ranks; weights: [classes] number of ranks that
+    each stands for; class_of_rank: [ranks] index into these, arbitrary where a rank has no events; task_offset: [ranks]
+    entry of its first task in `tasks`.
     """
 
     trace: Trace
     program: Program
     step_count: int
+    makespan: Seconds
     ranks: IntArray
     weights: IntArray
-    rank_class: IntArray
-    entry: IntArray
+    class_of_rank: IntArray
+    task_offset: IntArray
     tasks: TaskColumns
     segments: tuple[Segment, ...]
     comm_ops: tuple[CommOp, ...]
 
+    def classes_of(self, events: IntArray | slice) -> IntArray:
+        """Symmetry classes of some events."""
+        classes: IntArray = self.class_of_rank[self.trace.rank[events]]
+        return classes
+
+    def entries_of(self, events: IntArray | slice) -> IntArray:
+        """Indices into `tasks` of some events."""
+        entries: IntArray = self.task_offset[self.trace.rank[events]] + self.trace.task[events]
+        return entries
+
     @property
     def segment_index(self) -> IntArray:
         """[events] index into `segments`, or -1."""
-        return self.tasks.segment[self.entry]
+        return self.tasks.segment[self.entries_of(slice(None))]
 
     @property
     def segment_run_counts(self) -> list[float]:
         """[segments] number of runs of each segment on all ranks."""
-        segment_index = self.segment_index
-        is_segment = segment_index >= 0
-        weights = self.weights[self.rank_class[is_segment]]
-        counts: list[float] = np.bincount(
-            segment_index[is_segment], weights=weights, minlength=len(self.segments)
-        ).tolist()
-        return counts
+        counts = np.zeros(len(self.segments))
+        for events in event_ranges(self.trace):
+            segment = self.tasks.segment[self.entries_of(events)]
+            weights = self.weights[self.classes_of(events)][segment >= 0]
+            counts += np.bincount(segment[segment >= 0], weights=weights, minlength=len(self.segments))
+        run_counts: list[float] = counts.tolist()
+        return run_counts
 
     @property
     def comm_op_index(self) -> IntArray:
         """[events] index into `comm_ops`, or -1."""
-        return self.tasks.comm_op[self.entry]
+        return self.tasks.comm_op[self.entries_of(slice(None))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +136,11 @@ class SegmentRunTotals:
     run_count: IntArray
 
 
+def event_ranges(trace: Trace) -> Iterator[slice]:
+    """All events, `BLOCK_EVENTS` at a time."""
+    return (slice(begin, begin + BLOCK_EVENTS) for begin in range(0, len(trace), BLOCK_EVENTS))
+
+
 def has_pipeline(program: Program) -> bool:
     """Whether the program has a pipeline."""
     return any(comm_group in program.groups for comm_group in PIPELINE_GROUPS)
@@ -130,18 +151,17 @@ def build_trace_table(trace: Trace, program: Program, step_count: int = 1) -> Tr
     ranks, weights = np.unique(trace.representative, return_counts=True)
     class_of_rank = np.full(program.world_size, -1, dtype=np.int64)
     class_of_rank[ranks] = np.arange(len(ranks))
-    program_offset = np.cumsum([0, *(len(rank_program.tasks) for rank_program in program.programs)])[
-        program.program_index
-    ]
+    task_offset = np.cumsum([0, *(len(rank_program.tasks) for rank_program in program.programs)])[program.program_index]
     bodies = Interner(body for rank_program in program.programs for body in rank_program.task_bodies)
     return TraceTable(
         trace=trace,
         program=program,
         step_count=step_count,
+        makespan=trace.makespan,
         ranks=ranks,
         weights=weights,
-        rank_class=class_of_rank[trace.rank],
-        entry=program_offset[trace.rank] + trace.task,
+        class_of_rank=class_of_rank,
+        task_offset=task_offset,
         tasks=_task_columns(program, step_count, bodies),
         segments=tuple(body for body in bodies.values if isinstance(body, Segment)),
         comm_ops=tuple(body for body in bodies.values if isinstance(body, CommOp)),
@@ -184,10 +204,10 @@ def sum_segment_runs(table: TraceTable, events: IntArray, seconds: FloatArray) -
     seconds: [events] how long each of them counts.
     """
     trace = table.trace
-    segment = table.tasks.segment[table.entry[events]]
+    segment = table.tasks.segment[table.entries_of(events)]
     events, seconds, segment = events[segment >= 0], seconds[segment >= 0], segment[segment >= 0]
     segment_count = max(1, len(table.segments))
-    keys = table.rank_class[events] * segment_count + segment
+    keys = table.classes_of(events) * segment_count + segment
     run_count = np.bincount(keys, minlength=len(table.ranks) * segment_count)
     pairs = np.flatnonzero(run_count)
     exposed, hidden = contention_by_category(table, events, np.searchsorted(pairs, keys), len(pairs))
@@ -235,7 +255,7 @@ def _operation_categories(table: TraceTable, events: IntArray, operation: IntArr
     """Category index of the communication of operations, each inside the segment of an event: [n]."""
     operation_count = int(operation.max()) + 1
     keys, key_index = np.unique(
-        table.tasks.segment[table.entry[events]] * operation_count + operation, return_inverse=True
+        table.tasks.segment[table.entries_of(events)] * operation_count + operation, return_inverse=True
     )
     comm_ops = [
         table.segments[key // operation_count].operations[key % operation_count].comm_op for key in keys.tolist()

@@ -59,9 +59,10 @@ def find_transfers(table: TraceTable) -> TransferEvents:
     is_receive = [isinstance(task, ReceiveTask) for program in table.program.programs for task in program.tasks]
     in_segment = np.array([*has_comm, False])[table.tasks.segment]
     is_comm_task = (table.tasks.comm_op >= 0) & ~np.array(is_receive, dtype=np.bool_)
-    events = np.flatnonzero((in_segment | is_comm_task)[table.entry])
+    events = np.flatnonzero((in_segment | is_comm_task)[table.entries_of(slice(None))])
     items = np.where(table.tasks.segment >= 0, table.tasks.segment, len(has_comm) + table.tasks.comm_op)
-    return TransferEvents(table.rank_class[events], items[table.entry[events]], trace.start[events], trace.end[events])
+    item = items[table.entries_of(events)]
+    return TransferEvents(table.classes_of(events), item, trace.start[events], trace.end[events])
 
 
 def collect_comm_volumes(table: TraceTable, transfers: TransferEvents, volumes: VolumeModel) -> Iterator[CommVolume]:

@@ -25,7 +25,7 @@ from typing import Self
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import FloatArray, IndexArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,14 @@ class ContentionDelays:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Events in columns of one length n; representative: [ranks]."""
+    """Events in columns of one length n; representative: [ranks].
 
-    rank: IntArray
-    task: IntArray
-    stream: IntArray
+    Integers that the vectorized engine writes are 32 bits wide, streams 8: do arithmetic with others.
+    """
+
+    rank: IndexArray
+    task: IndexArray
+    stream: IndexArray
     queued: FloatArray
     ready: FloatArray
     start: FloatArray
@@ -71,8 +74,8 @@ class Trace:
     waited: FloatArray
     slowed: FloatArray
     contention: ContentionDelays
-    critical_predecessor: IntArray
-    blocking_event: IntArray
+    critical_predecessor: IndexArray
+    blocking_event: IndexArray
     representative: IntArray
 
     def __len__(self) -> int:

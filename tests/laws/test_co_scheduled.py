@@ -336,7 +336,7 @@ def test_a_step_ends_before_any_rank_needs_the_next_step(data: str) -> None:
     one_step, two_steps = (
         simulate(Scenario.from_mapping({**staged, "training": training, "steps": steps})) for steps in (1, 2)
     )
-    in_second_step = two_steps.trace_table.tasks.step[two_steps.trace_table.entry] == 1
+    in_second_step = two_steps.trace_table.tasks.step[two_steps.trace_table.entries_of(slice(None))] == 1
     second_step_start = float(two_steps.trace.start[in_second_step & (two_steps.trace.stream != Stream.RECEIVE)].min())
     step_end = last_full_load_time(one_step.trace, one_step.program)
     assert step_end < one_step.step_time * (1 - 1e-3)

@@ -73,7 +73,7 @@ def test_dp_transfer_time_is_the_duration_of_its_events(case: TraceCase) -> None
     transfer_time = axis_overlap(case).transfer_time[:, DENSE_AXIS_NAMES.index("dp")]
     for rank_class, rank in enumerate(trace_table.ranks.tolist()):
         is_rank_event = (trace.rank == rank) & (
-            trace_table.tasks.category[trace_table.entry] == EXPOSED_CATEGORIES[mesh.DATA].index
+            trace_table.tasks.category[trace_table.entries_of(slice(None))] == EXPOSED_CATEGORIES[mesh.DATA].index
         )
         dp_stream_seconds = (trace.end - trace.start)[is_rank_event & (trace.stream == DATA)].sum()
         all_streams_seconds = (trace.end - trace.start)[is_rank_event].sum()

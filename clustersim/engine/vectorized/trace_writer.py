@@ -1,11 +1,11 @@
 """Trace writer of the vectorized engine: one event for every rank and task, in columns filled task by task."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import FloatArray, IndexArray, IntArray
 from clustersim.program.program import Program
 from clustersim.trace.trace import ContentionDelays, Trace
 
@@ -33,8 +33,8 @@ class BatchEvents:
     end: FloatArray
     waited: FloatArray
     slowed: FloatArray
-    predecessor: IntArray
-    blocking_event: IntArray
+    predecessor: IndexArray
+    blocking_event: IndexArray
 
     def write_span(self, task_id: int, span: BatchSpan) -> None:
         """Write the spans of a task."""
@@ -42,10 +42,10 @@ class BatchEvents:
         self.start[task_id], self.end[task_id] = span.start, span.end
         self.predecessor[task_id] = span.predecessor
 
-    def own_columns(self, columns: IntArray) -> IntArray:
-        """The batch's part of columns over all events: [columns, tasks, ranks], a view."""
+    def own_part(self, column: IndexArray) -> IndexArray:
+        """The batch's part of a column over all events: [tasks, ranks], a view."""
         end = self.first_event + self.queued.size
-        return columns[:, self.first_event : end].reshape(len(columns), *self.queued.shape)
+        return column[self.first_event : end].reshape(self.queued.shape)
 
     def event_indices(self, task_id: int) -> IntArray:
         """Trace events of a task: [ranks]."""
@@ -59,7 +59,7 @@ class TraceWriter:
 
     batches: tuple[BatchEvents, ...]
     times: FloatArray
-    event_links: IntArray
+    event_links: IndexArray
 
     @classmethod
     def allocate(cls, program: Program, program_ranks: list[IntArray]) -> Self:
@@ -67,7 +67,7 @@ class TraceWriter:
         tasks = [len(program_tasks.tasks) for program_tasks in program.programs]
         sizes = [task_count * len(ranks) for task_count, ranks in zip(tasks, program_ranks, strict=True)]
         offsets = np.concatenate(([0], np.cumsum(sizes))).tolist()
-        times, event_links = np.zeros((6, offsets[-1])), np.empty((2, offsets[-1]), dtype=np.int64)
+        times, event_links = np.zeros((6, offsets[-1])), np.empty((2, offsets[-1]), dtype=_index_type(offsets[-1]))
         event_links[0], event_links[1] = -1, np.arange(offsets[-1])
         batches = [
             _batch_events(
@@ -83,11 +83,14 @@ class TraceWriter:
 
     def build_trace(self, program: Program, representative: IntArray) -> Trace:
         """The trace of all batches."""
-        rank, task, stream = columns = np.empty((3, self.times.shape[1]), dtype=np.int64)
+        event_count = self.times.shape[1]
+        rank, task = np.empty((2, event_count), dtype=_index_type(event_count))
+        stream = np.empty(event_count, dtype=np.int8)
         for batch in self.batches:
-            batch_rank, batch_task, batch_stream = batch.own_columns(columns)
-            batch_rank[:], batch_task[:] = batch.ranks, np.arange(len(batch.queued))[:, None]
-            batch_stream[:] = np.array(program.programs[int(program.program_index[batch.ranks[0]])].streams)[:, None]
+            batch.own_part(rank)[:] = batch.ranks
+            batch.own_part(task)[:] = np.arange(len(batch.queued))[:, None]
+            rank_program = program.programs[int(program.program_index[batch.ranks[0]])]
+            batch.own_part(stream)[:] = np.array(rank_program.streams)[:, None]
         queued, ready, start, end, waited, slowed = self.times
         predecessor, blocking = self.event_links
         return Trace(
@@ -107,5 +110,10 @@ class TraceWriter:
         )
 
 
-def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IntArray) -> BatchEvents:
+def _index_type(count: int) -> type[np.signedinteger[Any]]:
+    """The type of indices of so many events; ranks and tasks are far below 2³¹."""
+    return np.int32 if count < 2**31 else np.int64
+
+
+def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IndexArray) -> BatchEvents:
     return BatchEvents(first_event, ranks, *times, *event_links)
