@@ -320,14 +320,11 @@ class MegatronArguments:
 
     def required_integer(self, name: str) -> int:
         """A positive integer value that Megatron-LM requires, too."""
-        value = self.integer(name)
-        if value == 0:
-            raise self.error(name, "0 is less than 1")
-        if value is None:
+        if self.integer(name) is None:
             similar = get_close_matches(name, self.arguments, n=1, cutoff=_MISSPELLING_CUTOFF)
             hint = f"; is --{similar[0]} meant to be it?" if similar else ""
             raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too{hint}")
-        return value
+        return self.positive_integer(name)
 
     def real_number(self, name: str, default: float) -> float:
         """A real value of a flag."""
