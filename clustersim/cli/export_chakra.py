@@ -15,11 +15,10 @@ from clustersim.cli.outputs import STDOUT, announce_file
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError, OutputError
 from clustersim.common.files import (
-    atomic_file,
+    atomic_file_in,
     is_leftover,
     is_old_leftover,
     require_writable,
-    write_text_atomically,
 )
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.scenario import Scenario
@@ -62,10 +61,11 @@ def _write_traces(writer: "ChakraWriter", folder: Path, names: dict[str, int]) -
         raise OutputError(f"{folder}: cannot be written ({error.strerror})") from error
     with count_progress("writing", len(names)) as report_done:
         for name, rank in names.items():
-            with atomic_file(folder / name) as trace_file:
+            with atomic_file_in(folder, name) as trace_file:
                 trace_file.write(writer.encode_rank(rank))
             report_done(rank + 1)
-    write_text_atomically(folder / COMM_GROUPS_FILE, json.dumps(writer.ranks_by_group_id) + "\n")
+    with atomic_file_in(folder, COMM_GROUPS_FILE) as groups_file:
+        groups_file.write(f"{json.dumps(writer.ranks_by_group_id)}\n".encode())
 
 
 def _check_folder(folder: Path) -> set[str]:

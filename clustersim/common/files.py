@@ -46,6 +46,16 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
+def atomic_file_in(folder: Path, name: str) -> Iterator[IO[bytes]]:
+    """Open a file of a folder that holds several, as `atomic_file`; a link of that name is replaced, not followed.
+
+    The user has named the folder only, in which others may have planted it.
+    """
+    with as_output_error(folder / name), atomic_files([folder / name]) as (partial,), partial.open("wb") as file:
+        yield file
+
+
+@contextlib.contextmanager
 def atomic_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
     """Temporary files for some files, empty and new, each with the mode of the file that it is to replace.
 
@@ -78,11 +88,13 @@ def is_old_leftover(path: Path) -> bool:
 
 
 def _create_like(target: Path, partial: Path) -> None:
-    """Create an empty file with the mode of the target, if that exists."""
+    """Create an empty file with the mode of the target, if that is a file."""
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         with contextlib.suppress(FileNotFoundError):
-            partial.chmod(stat.S_IMODE(target.stat().st_mode))
+            mode = target.lstat().st_mode
+            if stat.S_ISREG(mode):
+                partial.chmod(stat.S_IMODE(mode))
     finally:
         os.close(descriptor)
 

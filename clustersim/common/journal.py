@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from clustersim.common.errors import InputError, OutputError
-from clustersim.common.files import write_text_atomically
+from clustersim.common.files import atomic_file_in
 from clustersim.common.input_files import MAX_TRACE_BYTES, parse_json, read_bytes
 
 MAX_JOURNAL_BYTES: Final = MAX_TRACE_BYTES
@@ -53,8 +53,8 @@ class Journal:
             )
             path.parent.mkdir(parents=True, exist_ok=True)
             entries = _read_entries(path, kind, fingerprint) if path.exists() else []
-            text = "".join(map(_line_of, [{kind: fingerprint}, *entries]))
-            write_text_atomically(path, text)  # without a truncated line
+            with atomic_file_in(path.parent, path.name) as file:  # without a truncated line
+                file.writelines(_line_of(entry).encode() for entry in [{kind: fingerprint}, *entries])
             lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error

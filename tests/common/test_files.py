@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from clustersim.common.errors import OutputError
-from clustersim.common.files import atomic_file, atomic_files, is_leftover, require_writable, write_text_atomically
+from clustersim.common.files import (
+    atomic_file,
+    atomic_file_in,
+    atomic_files,
+    is_leftover,
+    require_writable,
+    write_text_atomically,
+)
 
 
 def test_text_is_written_as_utf8(tmp_path: Path) -> None:
@@ -55,6 +62,20 @@ def test_a_symlink_is_kept_and_its_target_written(tmp_path: Path) -> None:
     write_text_atomically(link, "text")
     assert link.is_symlink()
     assert (tmp_path / "answer").read_text() == "text"
+
+
+def test_a_link_that_was_planted_in_a_folder_of_outputs_is_replaced(tmp_path: Path) -> None:
+    """The user named the folder, not the link."""
+    victim, folder = tmp_path / "victim", tmp_path / "traces"
+    victim.write_text("untouched")
+    folder.mkdir()
+    for name, plant in (("soft", Path.symlink_to), ("hard", Path.hardlink_to)):
+        plant(folder / name, victim)
+        with atomic_file_in(folder, name) as file:
+            file.write(b"trace")
+        assert (folder / name).read_bytes() == b"trace"
+        assert not (folder / name).is_symlink()
+    assert victim.read_text() == "untouched"
 
 
 def test_a_lone_surrogate_is_written_as_a_question_mark(tmp_path: Path) -> None:

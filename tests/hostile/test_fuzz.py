@@ -79,7 +79,9 @@ def test_a_sample_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytes
         require_orderly(door, variant(door, seed), tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("trace", 125), ("failures", 33), ("validate-reliability", 3), ("script", 27)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("trace", 125), ("failures", 33), ("validate-reliability", 3), ("script", 27)]
+)
 def test_hostile_files_that_once_went_wrong(
     name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

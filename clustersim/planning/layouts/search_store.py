@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from clustersim.common.files import atomic_file
+from clustersim.common.files import atomic_file_in
 from clustersim.common.journal import Journal
 from clustersim.planning.layouts.candidate_bounds import CandidateBound
 from clustersim.planning.layouts.search_space import LayoutCandidate
@@ -76,7 +76,7 @@ class SearchStore:
         """Write the result as a Parquet table if there is a folder and pyarrow."""
         if self._journal.path is None or find_spec("pyarrow") is None:
             return
-        with atomic_file(self._journal.path.with_name(TABLE_NAME)) as file:
+        with atomic_file_in(self._journal.path.parent, TABLE_NAME) as file:
             import_module("pyarrow.parquet").write_table(result.to_arrow(), file)
 
     def _append(self, entry: dict[str, Any]) -> None:
