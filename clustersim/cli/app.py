@@ -82,12 +82,12 @@ Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write 
 def main() -> None:
     """Run the command line. A user error is printed as one sentence on stderr; the exit status is then 2.
 
-    Or 3, where a job does not fit in memory.
+    Or 3, where a job does not fit in memory; 130 where it is interrupted, also before the command has begun.
     """
     raise_gc_threshold()
     raise_interrupt_on_sigterm()
-    _prepare_streams()
     try:
+        _prepare_streams()
         require_address_space()
         with as_short_memory():
             _run_app()
@@ -96,6 +96,10 @@ def main() -> None:
 
         print_error(error)
         raise SystemExit(EXIT_DOES_NOT_FIT if isinstance(error, MemoryFitError) else EXIT_BAD_INPUT) from None
+    except KeyboardInterrupt:
+        from clustersim.cli.outputs import EXIT_INTERRUPTED
+
+        raise SystemExit(EXIT_INTERRUPTED) from None
 
 
 def _prepare_streams() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clustersim.cli import app
 from tests.cli.conftest import CommandRunner
 from tests.validation.sample_cases import step_row, write_rows
 
@@ -110,3 +111,13 @@ assert not {pages} & found, {pages} & found
 assert not {{"plotly", "jinja2", "networkx", "torch", "pyarrow", "perfetto"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", check], check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def test_an_interrupt_before_the_command_begins_ends_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "_prepare_streams", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 130
