@@ -18,6 +18,8 @@ from typing import Final, Self
 _MAX_PRINTED_BITS: Final = 128  # of a whole number, beyond which it is described
 _MAX_SUGGESTED: Final = 4  # names after "did you mean"
 _MAX_LISTED: Final = 12  # names of a full list, where a command lists them too
+MAX_PROBLEMS: Final = 20
+"""Problems of one kind in a file that are described one by one."""
 
 
 class ClusterSimError(Exception):

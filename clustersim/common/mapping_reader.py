@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 
 from clustersim.common import data_files
 from clustersim.common.deserialize import deserialize, require_choice
-from clustersim.common.errors import InputError, combined_error, format_value, problems_of, suggest_nearest
+from clustersim.common.errors import (
+    MAX_PROBLEMS,
+    InputError,
+    combined_error,
+    format_value,
+    problems_of,
+    suggest_nearest,
+)
 from clustersim.common.renamed_keys import find_renamed_key
 from clustersim.common.units import Dimension, parse_quantity
 
@@ -53,7 +60,7 @@ class MappingReader:
         """The folder of the file, against which relative paths are resolved."""
         return self._path.parent
 
-    def collect(self, **readers: Callable[[], Any]) -> dict[str, Any]:
+    def collect(self, /, **readers: Callable[[], Any]) -> dict[str, Any]:
         """What each reader returns, by its name; raise one InputError with the problems of all that fail."""
         values, problems = dict[str, Any](), list[str]()
         for name, read in readers.items():
@@ -231,8 +238,11 @@ class MappingReader:
 
     def reject_unknown_keys(self) -> None:
         """Raise InputError for all keys, here or nested, that nothing has read."""
-        names = tuple(self._keys_read)
-        self.collect(**{name: partial(self._reject_unread, name, names) for name in self._unread_keys()})
+        names, unread = tuple(self._keys_read), [*self._unread_keys()]
+        problems = {name: partial(self._reject_unread, name, names) for name in unread[:MAX_PROBLEMS]}
+        if left_out := len(unread) - len(problems):
+            problems[""] = partial(self._reject_others, left_out)
+        self.collect(**problems)
 
     def _unread_keys(self) -> Iterator[str]:
         """The dotted keys, here or nested, that nothing has read, without those inside of such a key."""
@@ -246,6 +256,9 @@ class MappingReader:
     def _reject_unread(self, name: str, readable: Iterable[str]) -> None:
         hint = suggest_nearest(name, readable)
         raise self.input_error(name.removeprefix(self._prefix), f"unknown key; {hint}")
+
+    def _reject_others(self, count: int) -> None:
+        raise InputError(f"{data_files.display_name(self._path)}: and {count:,} more unknown keys")
 
 
 def _apply_overrides(

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clustersim.common.errors import format_value, suggest_nearest
+from clustersim.common.errors import MAX_PROBLEMS, format_value, suggest_nearest
 from clustersim.common.renamed_keys import SCENARIO, renamed_key_message
 from clustersim.common.synonyms import find_key_synonym, has_no_effect
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
@@ -20,7 +20,6 @@ from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 LIST_OF_KEYS: Final = "clustersim schema --markdown"
 """The command that lists all keys of a scenario file."""
 _MAX_KEYS_SHOWN = 6
-_MAX_PROBLEMS: Final = 20  # described one by one, each by the names that are near it
 _MIN_SIMILARITY_ELSEWHERE: Final = 0.8  # of a key of another section, which is less likely meant
 _ROUNDED_COUNT: Final = re.compile(r"(\d+) ?([kKmM])")  # 8k, which may be 8192 or 8000
 _MESSAGES = {
@@ -44,13 +43,13 @@ def translate_validation_error(
     """
     details = error.errors(include_url=False)
     unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
-    meant_keys = {key for detail in unknown[:_MAX_PROBLEMS] for key in _meant_keys(detail)}
+    meant_keys = {key for detail in unknown[:MAX_PROBLEMS] for key in _meant_keys(detail)}
     problems = [
         detail
         for detail in details
         if not (detail["type"] == "missing" and _dotted_path((*section, *detail["loc"])) in meant_keys)
     ]
-    messages = [_message(detail, root_model, raw_mapping, section) for detail in problems[:_MAX_PROBLEMS]]
+    messages = [_message(detail, root_model, raw_mapping, section) for detail in problems[:MAX_PROBLEMS]]
     left_out = len(problems) - len(messages)
     return messages + [f"and {left_out:,} more problems"] * (left_out > 0)
 

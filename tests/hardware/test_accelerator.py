@@ -43,6 +43,15 @@ def load_error(tmp_path: Path, content: dict[str, Any]) -> str:
     return str(error.value)
 
 
+def test_of_many_unknown_keys_the_first_are_described(tmp_path: Path, content: dict[str, Any]) -> None:
+    """Also one that is a name of Python's."""
+    many = {"self": 1, **{f"z{number}": 1 for number in range(2_000)}}
+    message = load_error(tmp_path, content | many)
+    assert "self: unknown key" in message
+    assert "and 1,981 more unknown keys" in message
+    assert message.count("unknown key;") == 20
+
+
 @pytest.mark.parametrize(
     ("unknown", "words"),
     [

@@ -30,12 +30,12 @@ from clustersim.scenario.validation_rules.sites import site_warnings
 
 WARN_RANKS = 2048  # simulated individually
 WARN_NODES = 384  # without symmetry between nodes, on a shared network: 256 take 5 s
-WARN_TASKS = 25e6  # in memory: more than 3.5 GB
+WARN_TASKS = 25e6  # in memory: some 2 GB, and 40 s
 WARN_UNFOLDED_TASKS = 1e6  # tasks of individually simulated ranks: 20 s and more
 WARN_DESYNC_TP_TASKS = 1e6  # tasks of desynchronized tensor-parallel groups with link contention: 5 s and more
 TASKS_PER_PASS = 3.3  # a segment and its messages: 423 for the 128 passes of a rank of Llama 3 405B
 TASKS_PER_UNIT = 2.5  # per FSDP unit: 412 for forward and backward of Llama 3 70B's 80 layers
-GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
+GB_PER_TASK, SECONDS_PER_TASK = 0.073e-6, 1.5e-6  # 55 million took 4.0 GB, 69 million 106 s
 
 
 def find_warnings(scenario: ResolvedScenario) -> list[str]:
