@@ -149,7 +149,7 @@ def test_documents_state_the_errors_of_memory(
     moe_peaks = [item for item in moe_comparisons if item.groupings["quantity"] == "peak_allocated"]
     assert_states(
         VALIDATION_PAGE,
-        f"the mean error of peak allocated memory is {error} (macro mean over sources {percent(macro.mape, 1)}; dgxc,",
+        f"the mean error of peak allocated memory is {error} (macro mean over sources {percent(macro.mape, 1)}; dgxc, TRL,",
         f"The mean error of their allocated peaks is {percent(summarize_comparisons(moe_peaks).mape)}",
     )
     assert_states(
@@ -160,7 +160,7 @@ def test_documents_state_the_errors_of_memory(
 def test_documents_state_how_many_runs_are_judged_right() -> None:
     verdicts = [verdict for verdict in judge_memory_fit(read_memory()) if verdict.predicted is not None]
     wrong = [verdict for verdict in verdicts if not verdict.is_correct]
-    assert {verdict.source for verdict in wrong} == {"ml-engineering", "ms-swift", "torchtitan-prs"}
+    assert {verdict.source for verdict in wrong} == {"ml-engineering", "ms-swift", "torchtitan-prs", "trl"}
     assert_states(
         VALIDATION_PAGE,
         f"Of {len(verdicts)} runs that are predicted and report whether they fit, {len(verdicts) - len(wrong)} are "
