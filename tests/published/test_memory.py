@@ -149,7 +149,8 @@ def test_documents_state_the_errors_of_memory(
     moe_peaks = [item for item in moe_comparisons if item.groupings["quantity"] == "peak_allocated"]
     assert_states(
         VALIDATION_PAGE,
-        f"the mean error of peak allocated memory is {error} (macro mean over sources {percent(macro.mape, 1)}; dgxc, TRL,",
+        f"the mean error of peak allocated memory is {error} (macro mean over sources {percent(macro.mape, 1)}; "
+        "dgxc, TRL,",
         f"The mean error of their allocated peaks is {percent(summarize_comparisons(moe_peaks).mape)}",
     )
     assert_states(
