@@ -228,6 +228,8 @@ def describe_ties(result: SearchResult) -> str:
     if min(layout.fit_probability for layout in tied) + SURELY_BETTER < choice.fit_probability:
         more = choice.headroom - min(layout.headroom for layout in tied)
         return f"{note}this one is preferred as it leaves up to {format_bytes(more)} more memory"
+    if result.variant_count:
+        return f"{note}the one with the fewest inner steps, closest to synchronous training, is recommended"
     return note + (
         "the simplest of them is recommended"
         if result.preferred
