@@ -64,7 +64,9 @@ def read_nccl_topology(text: str, source: str, base: Mapping[str, Any]) -> Machi
     if root.tag != "system":
         raise InputError(f"{source}: its root is {root.tag!r}, not system, so it is no topology of NCCL")
     if root.find(".//xgmi") is not None or root.find(".//gpu[@gcn]") is not None:
-        raise InputError(f"{source}: is RCCL's, of AMD's GPUs, whose links (xGMI) are not read; name a packaged cluster")
+        raise InputError(
+            f"{source}: is RCCL's, of AMD's GPUs, whose links (xGMI) are not read; name a packaged cluster"
+        )
     return _changes(_nccl_node(root, source), source, base)
 
 
