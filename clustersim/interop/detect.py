@@ -16,14 +16,14 @@ from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtit
 AUTO: Final = "auto"
 """The program's name that stands for whichever a file is of."""
 _WITH_MODEL: Final = "write a scenario with the model's config.json as model.path"
-_BESIDE: Final = (
+_BELONGS_TO_A_FILE: Final = (
     "give the file that it belongs to, and leave this one next to it: Hugging Face's TrainingArguments (a file with "
     "model_name_or_path and per_device_train_batch_size), axolotl's or LLaMA-Factory's YAML, or the launch script"
 )
 _OTHERS: Final = {
     "Hugging Face's TrainingArguments, which has no model of its own": ("per_device_train_batch_size", _WITH_MODEL),
-    "DeepSpeed's JSON, which has no model of its own": ("zero_optimization", _BESIDE),
-    "accelerate's configuration, which has no model of its own": ("distributed_type", _BESIDE),
+    "DeepSpeed's JSON, which has no model of its own": ("zero_optimization", _BELONGS_TO_A_FILE),
+    "accelerate's configuration, which has no model of its own": ("distributed_type", _BELONGS_TO_A_FILE),
     "a model's configuration, which has no training": ("model_type", "name it as model.path in a scenario"),
 }
 """Files that are told apart by a key, and what is to be done with them."""

@@ -222,8 +222,8 @@ def _checkout_path(directory: Path | None, folder: str, name: str) -> Path | Non
     """A file in Primus' checkout above a directory."""
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
     folders = (f"primus/configs/{folder}", folder, "")
-    places = (parent / inner / name for parent in parents for inner in folders)
-    return next(filter(os.path.isfile, places), None)  # false also for what can be no path
+    candidates = (parent / inner / name for parent in parents for inner in folders)
+    return next(filter(os.path.isfile, candidates), None)  # false also for what can be no path
 
 
 def _extended(path: Path, depth: int) -> dict[str, Any]:

@@ -749,12 +749,12 @@ class _Interpreter:
                 return self._file_input(text.partition("<")[2].strip())
         return None
 
-    def _file_input(self, place: str) -> str:
+    def _file_input(self, source: str) -> str:
         """The text of a file, or the output of `<( ... )`."""
-        if place.startswith("<("):
-            return self._substitute(place[2:-1], self._expander.line) + "\n"
-        content = self._read(self._expander.scalar(place))
-        return self._unknowns.unknown(f"<{place}", self._expander.line) if content is None else content
+        if source.startswith("<("):
+            return self._substitute(source[2:-1], self._expander.line) + "\n"
+        content = self._read(self._expander.scalar(source))
+        return self._unknowns.unknown(f"<{source}", self._expander.line) if content is None else content
 
     def _heredoc(self, node: Node) -> str:
         body = next((child for child in node.children if child.type == "heredoc_body"), None)
