@@ -33,7 +33,16 @@ FAMILIES: Final = {
     ),
     "pytorch": frozenset(
         {
-            *("accelerate", "aleph-alpha-scaling", "composer", "deepspeed", "fast-llm", "fms-fsdp", "ideal"),
+            *(
+                "accelerate",
+                "aleph-alpha-scaling",
+                "automodel",
+                "composer",
+                "deepspeed",
+                "fast-llm",
+                "fms-fsdp",
+                "ideal",
+            ),
             *("internevo", "litgpt", "nanotron", "olmo-core", "pytorch", "torchtitan", "torchtune", "transformers"),
         }
     ),

@@ -338,7 +338,7 @@ class SegmentCost:
         return _RankSegment(timed_operations, segment.operation_index)
 
     def _operation_key(self, rank: int, model_index: int, operation: Operation) -> tuple[bool, int, Operation]:
-        """Equal for ranks that time an operation alike: those of one device model, where it is a balanced kernel."""
+        """Equal for ranks with one time of an operation: those of one device model, where it is a balanced kernel."""
         depends_on_rank = operation.load_index is not None or not isinstance(operation.body, Kernel)
         return depends_on_rank, rank if depends_on_rank else model_index, operation
 

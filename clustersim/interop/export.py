@@ -203,10 +203,10 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
 
 def _describe_fields(original: TransformerModel, reimported: TransformerModel) -> str:
     """What differs between two models, mixers by their names."""
-    known = {mixer.label for mixer in reimported.distinct_mixers}
-    mixers = dict.fromkeys(mixer.label for mixer in original.distinct_mixers if mixer.label not in known)
-    words = dict(_FIELD_WORDS) | ({"mixer": f"mixers ({', '.join(mixers)})"} if mixers else {})
-    return ", ".join(words.get(field, field) for field in differing_fields(original, reimported))
+    kept_mixers = {mixer.label for mixer in reimported.distinct_mixers}
+    mixers = dict.fromkeys(mixer.label for mixer in original.distinct_mixers if mixer.label not in kept_mixers)
+    descriptions = dict(_FIELD_WORDS) | ({"mixer": f"mixers ({', '.join(mixers)})"} if mixers else {})
+    return ", ".join(descriptions.get(field, field) for field in differing_fields(original, reimported))
 
 
 def _changes_step(key: str) -> bool:

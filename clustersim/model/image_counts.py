@@ -147,9 +147,9 @@ def _sums(batch: ImageBatch) -> tuple[FloatArray, FloatArray, FloatArray]:
     counts = batch.counts.draw(batch.microbatches * batch.replicas * batch.microbatch, batch.most)
     loads = counts.reshape(-1, batch.microbatch).sum(axis=1)
     first = np.repeat(np.cumsum(loads) - loads, loads)
-    place = np.repeat(np.arange(len(loads)) * batch.shares, loads) + (np.arange(len(first)) - first) % batch.shares
-    tokens = batch.counts.draw_tokens(len(place), batch.work.tokens).astype(np.float64)
-    sums = (np.bincount(place, weights, len(loads) * batch.shares) for weights in (None, tokens, tokens**2))
+    slot = np.repeat(np.arange(len(loads)) * batch.shares, loads) + (np.arange(len(first)) - first) % batch.shares
+    tokens = batch.counts.draw_tokens(len(slot), batch.work.tokens).astype(np.float64)
+    sums = (np.bincount(slot, weights, len(loads) * batch.shares) for weights in (None, tokens, tokens**2))
     images, all_tokens, pairs = (total.astype(np.float64).reshape(shape) for total in sums)
     return images, all_tokens, pairs
 

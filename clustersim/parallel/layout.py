@@ -156,11 +156,11 @@ class Layout(FieldPickling):
     @property
     def encoder_layout(self) -> "Layout":
         """The layout of an encoder on the same ranks, which knows no sequence and context parallelism."""
-        own = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None)
+        unfolded = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None)
         if not self.has_encoder_mesh:
-            return own
+            return unfolded
         tp = self.encoder_tp or self.tp
-        return replace(own, tp=tp, dp=self.tp * self.cp * self.dp // tp, is_encoder=True)
+        return replace(unfolded, tp=tp, dp=self.tp * self.cp * self.dp // tp, is_encoder=True)
 
     @property
     def exchanging_ranks(self) -> int:

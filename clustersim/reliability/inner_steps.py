@@ -56,16 +56,16 @@ class InnerStep:
 
 
 def replica_groups(
-    scenario: Scenario, places: Sequence[ReplicaPlace], replicas: Sequence[Scenario]
+    scenario: Scenario, slots: Sequence[ReplicaPlace], replicas: Sequence[Scenario]
 ) -> list[ReplicaGroup]:
     """The groups of replicas that share a network, in the order of their first replicas."""
     groups: list[ReplicaGroup] = []
     keys: list[tuple[Any, tuple[int, ...]]] = []
-    for members in _connected([_shared_resources(scenario, place) for place in places]):
-        key = _network_key(scenario, [places[index] for index in members], replicas[members[0]])
+    for members in _connected([_shared_resources(scenario, slot) for slot in slots]):
+        key = _network_key(scenario, [slots[index] for index in members], replicas[members[0]])
         same = next((simulated for other, simulated in keys if key is not None and other == key), members)
         keys.append((key, members))
-        groups.append(ReplicaGroup(members, same, any(len(places[index].sites) > 1 for index in members)))
+        groups.append(ReplicaGroup(members, same, any(len(slots[index].sites) > 1 for index in members)))
     return groups
 
 
@@ -111,13 +111,13 @@ def _loaded(scenario: Scenario, load: ExchangeLoad) -> Scenario:
     return scenario
 
 
-def _shared_resources(scenario: Scenario, place: ReplicaPlace) -> set[object]:
+def _shared_resources(scenario: Scenario, slot: ReplicaPlace) -> set[object]:
     """The sites of a replica, and the links between them that its own traffic takes."""
     machine = scenario.cluster.machine
-    if len(place.sites) == 1 or not isinstance(machine, SitesFabric):
-        return set(place.sites)
-    indices = [index for index, site in enumerate(machine.sites) if site.name in place.sites]
-    return set(place.sites).union(
+    if len(slot.sites) == 1 or not isinstance(machine, SitesFabric):
+        return set(slot.sites)
+    indices = [index for index, site in enumerate(machine.sites) if site.name in slot.sites]
+    return set(slot.sites).union(
         *(machine.routes[source, target] for source in indices for target in indices if source != target)
     )
 
@@ -125,14 +125,14 @@ def _shared_resources(scenario: Scenario, place: ReplicaPlace) -> set[object]:
 def _connected(resources: Sequence[set[object]]) -> list[tuple[int, ...]]:
     """Indices of the sets that are connected by common elements, in groups."""
     groups: list[tuple[set[object], list[int]]] = []
-    for index, own in enumerate(resources):
-        joined = [group for group in groups if not group[0].isdisjoint(own)]
-        groups = [group for group in groups if group[0].isdisjoint(own)]
-        groups.append((own.union(*(shared for shared, _ in joined)), [*(i for _, old in joined for i in old), index]))
+    for index, used in enumerate(resources):
+        joined = [group for group in groups if not group[0].isdisjoint(used)]
+        groups = [group for group in groups if group[0].isdisjoint(used)]
+        groups.append((used.union(*(shared for shared, _ in joined)), [*(i for _, old in joined for i in old), index]))
     return sorted(tuple(sorted(members)) for _, members in groups)
 
 
-def _network_key(scenario: Scenario, places: Sequence[ReplicaPlace], first: Scenario) -> Any:
+def _network_key(scenario: Scenario, slots: Sequence[ReplicaPlace], first: Scenario) -> Any:
     """What the steps of a group depend on, apart from which site it is in; None where they depend on that, too."""
     machine, degradations = scenario.cluster.machine, scenario.degradations
     is_distinguished = bool(
@@ -144,11 +144,11 @@ def _network_key(scenario: Scenario, places: Sequence[ReplicaPlace], first: Scen
     )
     if is_distinguished or scenario.jitter is not None or not isinstance(machine, SitesFabric):
         return None
-    if any(len(place.sites) > 1 for place in places):
+    if any(len(slot.sites) > 1 for slot in slots):
         return None
-    site = next(index for index, site in enumerate(machine.sites) if site.name == places[0].sites[0])
+    site = next(index for index, site in enumerate(machine.sites) if site.name == slots[0].sites[0])
     offset = sum(earlier.fabric.gpu_count for earlier in machine.sites[:site])
     accelerators, kinds = first.cluster.accelerator_kinds()
     used = [accelerators[kind] for kind in np.unique(kinds[: first.layout.world_size])]
-    gpus = [(place.gpus - offset).tolist() for place in places]
+    gpus = [(slot.gpus - offset).tolist() for slot in slots]
     return machine.sites[site].fabric, used if len(used) == 1 else object(), gpus

@@ -89,8 +89,8 @@ class LocalTraining:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.fabric = scenario, scenario.cluster.machine
-        self.places, self.replicas = replica_places(scenario), tuple(replica_scenarios(scenario))
-        self._groups = replica_groups(scenario, self.places, self.replicas)
+        self.slots, self.replicas = replica_places(scenario), tuple(replica_scenarios(scenario))
+        self._groups = replica_groups(scenario, self.slots, self.replicas)
         self.inner_steps = self._inner_steps(ExchangeLoad())
         self._memory = replica_memory_use(scenario)
 
@@ -146,7 +146,7 @@ class LocalTraining:
 
     def _first_ready(self, settings: DilocoSettings, bandwidth_factor: float) -> tuple[int, ...]:
         """The replicas of an exchange, in the order in which they are ready."""
-        count = len(self.places) if settings.quorum is None else max(2, settings.quorum)
+        count = len(self.slots) if settings.quorum is None else max(2, settings.quorum)
         payload = parameter_count(self.scenario.model) * settings.outer_gradients.bytes
         layers, steps = self.scenario.model.layer_count, self.step_times
 
@@ -154,7 +154,7 @@ class LocalTraining:
             pace = max(steps) if settings.step_budget is StepBudget.BY_SPEED else steps[index]
             return settings.inner_steps * pace + exposed_seconds(settings, steps[index], layers, exchange, 0.0)
 
-        return first_ready(self._scaled_fabric(bandwidth_factor), self.places, payload, count=count, ready=ready)
+        return first_ready(self._scaled_fabric(bandwidth_factor), self.slots, payload, count=count, ready=ready)
 
     def _exchanges(
         self, members: tuple[int, ...], outer_format: OuterFormat, bandwidth_factor: float
@@ -162,15 +162,15 @@ class LocalTraining:
         """The exchange among some replicas, and among all of them."""
         fabric = self._scaled_fabric(bandwidth_factor)
         build = self._own_exchange if fabric is self.fabric else partial(self._build_exchange, fabric)
-        everyone = build(tuple(range(len(self.places))), outer_format)
-        return everyone if len(members) == len(self.places) else build(members, outer_format), everyone
+        everyone = build(tuple(range(len(self.slots))), outer_format)
+        return everyone if len(members) == len(self.slots) else build(members, outer_format), everyone
 
     @cached_method
     def _own_exchange(self, members: tuple[int, ...], outer_format: OuterFormat) -> OuterAllReduce:
         return self._build_exchange(self.fabric, members, outer_format)
 
     def _build_exchange(self, fabric: Fabric, members: tuple[int, ...], outer_format: OuterFormat) -> OuterAllReduce:
-        return OuterAllReduce(self.scenario, fabric, [self.places[index] for index in members], outer_format)
+        return OuterAllReduce(self.scenario, fabric, [self.slots[index] for index in members], outer_format)
 
     def _scaled_fabric(self, factor: float) -> Fabric:
         if factor == 1.0 or not isinstance(self.fabric, SitesFabric):
@@ -183,11 +183,11 @@ class LocalTraining:
         self, settings: DilocoSettings, exchange: OuterAllReduce, waited_for: frozenset[int]
     ) -> Iterator[ReplicaRound]:
         slowed, layers = self._steps_during_exchange(settings, exchange), self.scenario.model.layer_count
-        for index, (replica, place) in enumerate(zip(self.replicas, self.places, strict=True)):
+        for index, (replica, slot) in enumerate(zip(self.replicas, self.slots, strict=True)):
             step_time = self.step_times[index]
             yield ReplicaRound(
-                name=place.name,
-                sites=place.sites,
+                name=slot.name,
+                sites=slot.sites,
                 gpus=replica.layout.world_size,
                 sequences=replica.training.global_batch,
                 step_time=step_time,

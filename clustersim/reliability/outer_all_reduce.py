@@ -37,11 +37,11 @@ class OuterAllReduce:
     """
 
     def __init__(
-        self, scenario: ResolvedScenario, fabric: Fabric, places: Sequence[ReplicaPlace], outer_format: OuterFormat
+        self, scenario: ResolvedScenario, fabric: Fabric, slots: Sequence[ReplicaPlace], outer_format: OuterFormat
     ) -> None:
-        self.fabric, self.shards = fabric, min(len(place.gpus) for place in places)
+        self.fabric, self.shards = fabric, min(len(slot.gpus) for slot in slots)
         self.payload: Bytes = parameter_count(scenario.model) * outer_format.bytes
-        self._members: IntArray = np.stack([place.gpus[: self.shards] for place in places], axis=1)
+        self._members: IntArray = np.stack([slot.gpus[: self.shards] for slot in slots], axis=1)
         self._tuner = Tuner(fabric, resolved_library(scenario))
         costs = self._tuner.evaluate_variants(CollectiveType.ALL_REDUCE, self._members)
         self._selection: Selection = select_variants(costs, self.payload / self.shards)

@@ -19,22 +19,22 @@ ReadySeconds = Callable[[int, Seconds], Seconds]
 
 
 def first_ready(
-    fabric: Fabric, places: Sequence[ReplicaPlace], payload: Bytes, *, count: int, ready: ReadySeconds
+    fabric: Fabric, slots: Sequence[ReplicaPlace], payload: Bytes, *, count: int, ready: ReadySeconds
 ) -> tuple[int, ...]:
     """Indices of so many replicas in the order in which they are ready; all of them in their own order."""
-    if count == len(places):
+    if count == len(slots):
         return tuple(range(count))
-    first_of_site = {place.sites: place for place in reversed(places)}
+    first_of_site = {slot.sites: slot for slot in reversed(slots)}
     choices = []
     for hub in first_of_site.values():
-        seconds = {sites: _round_trip(fabric, place, hub, payload) for sites, place in first_of_site.items()}
-        readiness = [(ready(index, seconds[place.sites]), index) for index, place in enumerate(places)]
+        seconds = {sites: _round_trip(fabric, slot, hub, payload) for sites, slot in first_of_site.items()}
+        readiness = [(ready(index, seconds[slot.sites]), index) for index, slot in enumerate(slots)]
         choices.append(sorted(readiness)[:count])
     return tuple(index for _, index in min(choices, key=lambda chosen: (chosen[-1][0], chosen)))
 
 
-def _round_trip(fabric: Fabric, place: ReplicaPlace, hub: ReplicaPlace, payload: Bytes) -> Seconds:
+def _round_trip(fabric: Fabric, slot: ReplicaPlace, hub: ReplicaPlace, payload: Bytes) -> Seconds:
     """Outer gradients to the common site, and the average back."""
-    if place is hub:
+    if slot is hub:
         return 0.0
-    return transfer_seconds(fabric, place, hub, payload) + transfer_seconds(fabric, hub, place, payload)
+    return transfer_seconds(fabric, slot, hub, payload) + transfer_seconds(fabric, hub, slot, payload)

@@ -26,7 +26,7 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 
 def outer_state_bytes(scenario: ResolvedScenario) -> Bytes:
     """Common weights and momentum of one GPU's shard, wherever they are kept."""
-    settings, shards = scenario.diloco, min(len(place.gpus) for place in replica_places(scenario))
+    settings, shards = scenario.diloco, min(len(slot.gpus) for slot in replica_places(scenario))
     return 0.0 if settings is None else settings.optimizer.state_bytes * parameter_count(scenario.model) / shards
 
 
@@ -40,11 +40,11 @@ def distinct_replicas(scenario: S) -> Iterator[S]:
     seen: set[object] = set()
     accelerators, kinds = scenario.cluster.accelerator_kinds()
     kind_by_gpu = dict(zip(scenario.cluster.machine_gpu_ids.tolist(), kinds.tolist(), strict=True))
-    for place in replica_places(scenario):
-        used = tuple(map(kind_by_gpu.__getitem__, place.gpus.tolist())) if len(accelerators) > 1 else ()
-        if (len(place.gpus), used) not in seen:
-            seen.add((len(place.gpus), used))
-            yield inner_scenario(scenario, place)
+    for slot in replica_places(scenario):
+        used = tuple(map(kind_by_gpu.__getitem__, slot.gpus.tolist())) if len(accelerators) > 1 else ()
+        if (len(slot.gpus), used) not in seen:
+            seen.add((len(slot.gpus), used))
+            yield inner_scenario(scenario, slot)
 
 
 def replica_memory_use(scenario: ResolvedScenario) -> MemoryUse:

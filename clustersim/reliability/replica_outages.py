@@ -178,19 +178,19 @@ def replica_jobs(
     scenario: Scenario, replicas: Sequence[Scenario], rounds: OuterRounds, horizon: Seconds
 ) -> list[ReplicaJob]:
     """The replicas as jobs of so many seconds, with what their failures cost."""
-    places, cuts = replica_places(scenario), _link_cuts(scenario, rounds)
-    sites = list(dict.fromkeys(site for place in places for site in place.sites))
+    slots, cuts = replica_places(scenario), _link_cuts(scenario, rounds)
+    sites = list(dict.fromkeys(site for slot in slots for site in slot.sites))
     jobs = []
-    for index, (replica, place) in enumerate(zip(replicas, places, strict=True)):
+    for index, (replica, slot) in enumerate(zip(replicas, slots, strict=True)):
         parameters = job_parameters(*failure_inputs(replica), horizon)
         if rounds.settings.rejoins_from_peers:
             peers = [
-                transfer_seconds(scenario.cluster.machine, peer, place, checkpoint_bytes(replica))
-                for peer in places
-                if peer is not place
+                transfer_seconds(scenario.cluster.machine, peer, slot, checkpoint_bytes(replica))
+                for peer in slots
+                if peer is not slot
             ]
             parameters = _rejoining(parameters, rounds.replica_round_seconds(rounds.replicas[index]), min(peers))
-        jobs.append(ReplicaJob(parameters, index, tuple(map(sites.index, place.sites)), len(replicas), cuts))
+        jobs.append(ReplicaJob(parameters, index, tuple(map(sites.index, slot.sites)), len(replicas), cuts))
     return jobs
 
 

@@ -38,9 +38,9 @@ def replica_places(scenario: ResolvedScenario) -> list[ReplicaPlace]:
     replicas = None if scenario.diloco is None else scenario.diloco.replicas
     bounds = np.cumsum(np.bincount(site_of_gpu))[:-1] if replicas is None else replicas
     members = np.split(by_site, bounds)
-    sites = [tuple(names[site] for site in np.unique(site_of_gpu[part]).tolist()) for part in members]
+    sites = [tuple(names[site] for site in np.unique(site_of_gpu[ranks]).tolist()) for ranks in members]
     labels = _numbered([" + ".join(site) for site in sites])
-    return [ReplicaPlace(*place) for place in zip(labels, sites, (gpus[part] for part in members), strict=True)]
+    return [ReplicaPlace(*slot) for slot in zip(labels, sites, (gpus[ranks] for ranks in members), strict=True)]
 
 
 def _site_indices(scenario: ResolvedScenario) -> IntArray:
@@ -64,13 +64,13 @@ def _numbered(names: Sequence[str]) -> list[str]:
 
 def replica_scenarios(scenario: S) -> Iterator[S]:
     """The inner job of each replica: its GPUs, and its share of the batch."""
-    for place in replica_places(scenario):
-        yield inner_scenario(scenario, place)
+    for slot in replica_places(scenario):
+        yield inner_scenario(scenario, slot)
 
 
-def inner_scenario(scenario: S, place: ReplicaPlace) -> S:
+def inner_scenario(scenario: S, slot: ReplicaPlace) -> S:
     """The inner job of one replica."""
-    layout, training, gpus = scenario.layout, scenario.training, place.gpus
+    layout, training, gpus = scenario.layout, scenario.training, slot.gpus
     return replace(
         scenario,
         cluster=scenario.cluster.with_rank_mapping(gpus),
@@ -82,15 +82,15 @@ def inner_scenario(scenario: S, place: ReplicaPlace) -> S:
 
 def exchange_crossings(scenario: ResolvedScenario) -> Iterator[str]:
     """What local training sends between each pair of sites that different replicas are in."""
-    machine, settings, places = scenario.cluster.machine, scenario.diloco, replica_places(scenario)
+    machine, settings, slots = scenario.cluster.machine, scenario.diloco, replica_places(scenario)
     if settings is None or not isinstance(machine, SitesFabric):
         return
     pairs = {
         (source, target)
-        for place in places
-        for other in places
-        if other is not place
-        for source in place.sites
+        for slot in slots
+        for other in slots
+        if other is not slot
+        for source in slot.sites
         for target in other.sites
     }
     for (source, target), route in machine.routes.items():

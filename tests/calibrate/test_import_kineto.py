@@ -16,7 +16,8 @@ from clustersim.simulation import simulate
 from tests.interop.synthetic_profiles import ALL_REDUCE_ARGS, GEMM, NCCL, SyntheticProfile
 from tests.report.small_trace import SMALL_MAPPING, simulated
 
-UNCONTENDED = ("cost.interference=0", "cost.network=uncontended")
+UNCONTENDED = ("cost.interference=0", "cost.network=uncontended", "training.attention=flash")
+"""With the library that records are taken to have timed."""
 
 
 @pytest.fixture

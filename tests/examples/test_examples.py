@@ -79,13 +79,13 @@ def test_llama3_405b_is_as_fast_as_measured_and_fits_as_it_did(flagship: Rendere
 
 
 def test_llama3_405b_has_the_interval_of_a_measured_run(flagship: RenderedResult) -> None:
-    """Narrower than without the published run, which it contains and names."""
+    """No wider than without the published run, which it contains and names."""
     low, high = flagship.step_time_interval
     without = flagship.uncertainty.interval_without_reference
     run = flagship.to_json()["published_run"]
     assert low <= run["measured_s"] <= high
     assert (run["model_tflops_per_gpu"], run["quality"]) == (400, "C")
-    assert log(high / low) < log(without.high / without.low)
+    assert log(high / low) <= log(without.high / without.low)
     assert "measured at this size" in flagship.interval_description and "400 TFLOP/s" in flagship.interval_description
 
 

@@ -474,7 +474,7 @@ def test_improvements_together_are_better_than_each(job_report: WhatIfReport) ->
 def test_a_mixture_that_waits_for_launches_is_told_cuda_graphs() -> None:
     report = run_what_ifs(simulate(Scenario.from_mapping(LAUNCH_BOUND_MOE)))
     best, outcome = report.improvements[0]
-    assert best.arguments == "--set framework.cuda_graphs=outside_experts"
+    assert "--set framework.cuda_graphs=" in best.arguments
     assert outcome.slowdown_ratio < -0.15
 
 

@@ -110,8 +110,8 @@ def test_replicas_of_one_cluster_step_as_half_of_it_does() -> None:
 
 
 def test_replicas_divide_gpus_and_batch() -> None:
-    places = replica_places(scenario(replicas=4))
-    assert np.concatenate([place.gpus for place in places]).tolist() == list(range(32))
+    slots = replica_places(scenario(replicas=4))
+    assert np.concatenate([slot.gpus for slot in slots]).tolist() == list(range(32))
     jobs = list(replica_scenarios(scenario(replicas=4)))
     assert {(job.layout.world_size, job.training.global_batch) for job in jobs} == {(8, 16)}
 

@@ -313,7 +313,7 @@ def test_large_task_counts_warn_with_memory_and_time() -> None:
     plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
     common = ["cost.network=uncontended", "schedule.interleaved.chunks=4", "layout.data=zero1"]
     (warning,) = Scenario.load(plan, ["degradations.jitter=1%", "steps=10", *common]).warnings
-    assert parts("about 69 million tasks of 16,384 ranks in 10 steps ... 10 GB ... 104 s; 3 steps").search(warning)
+    assert parts("about 69 million tasks of 16,384 ranks in 10 steps ... 5 GB ... 104 s; 3 steps").search(warning)
     for fewer in (["degradations.jitter=1%", "steps=3"], ["steps=10"]):
         assert Scenario.load(plan, [*fewer, *common]).warnings == ()
     *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", *common]).warnings

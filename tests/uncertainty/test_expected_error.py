@@ -39,7 +39,7 @@ def h100() -> float:
         (["cluster.name=mi300x"], "accelerator mi300x"),
         (["cluster.name=gb300-nvl72"], "accelerator gb300"),
         (["layout.tp=64", "layout.dp=1", "model=llama3-405b"], "tp 64"),
-        (["training.sequence=1048576"], "tokens 1,048,576"),
+        (["training.sequence=8388608"], "tokens 8,388,608"),
         (["training.precision.compute=tf32"], "precision tf32"),
     ],
 )
@@ -57,7 +57,7 @@ def test_an_unmeasured_accelerator_is_wider_than_a_sibling() -> None:
 
 def test_the_interval_widens_with_extrapolation() -> None:
     ratios = [
-        interval_ratio(simulate_step(f"training.sequence={tokens}", "layout.dp=8")) for tokens in (2**18, 2**19, 2**20)
+        interval_ratio(simulate_step(f"training.sequence={tokens}", "layout.dp=8")) for tokens in (2**22, 2**23, 2**24)
     ]
     assert ratios == sorted(ratios)
     assert ratios[0] < ratios[-1]

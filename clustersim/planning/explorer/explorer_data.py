@@ -149,10 +149,12 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
     """
     model = scenario.model
     if model.encoder is not None or model.patches is not None:
-        alone = "" if model.encoder is None else "; its language model alone is drawn with --set model.encoder.layers=0"
+        language_hint = (
+            "" if model.encoder is None else "; its language model alone is drawn with --set model.encoder.layers=0"
+        )
         raise InputError(
             f"model: {model.name} reads images, and the explorer's page knows models of tokens only; run, check, "
-            f"search and what-if know all{alone}"
+            f"search and what-if know all{language_hint}"
         )
     if any(spec.shared is not None for spec in model.distinct_specs):
         raise InputError(

@@ -127,16 +127,16 @@ class _VariantExchange:
 
 def _waits(resolved: ResolvedScenario, variants: Sequence[OuterVariant]) -> list[_VariantExchange]:
     """The exchange among all replicas of each variant; the same for all layouts."""
-    cluster, own = resolved.cluster, _settings(resolved)
-    key = tuple(map(IdentityKey, (cluster.machine, cluster.fabric, resolved.model))), own, tuple(variants)
+    cluster, settings = resolved.cluster, _settings(resolved)
+    key = tuple(map(IdentityKey, (cluster.machine, cluster.fabric, resolved.model))), settings, tuple(variants)
     return _EXCHANGES.get_or_compute(key, lambda: _variant_exchanges(resolved, variants))
 
 
 def _variant_exchanges(resolved: ResolvedScenario, variants: Sequence[OuterVariant]) -> list[_VariantExchange]:
     all_settings = [variant.apply(_settings(resolved)) for variant in variants]
-    places, machine = replica_places(resolved), resolved.cluster.machine
+    slots, machine = replica_places(resolved), resolved.cluster.machine
     exchanges = {
-        outer_format: OuterAllReduce(resolved, machine, places, outer_format)
+        outer_format: OuterAllReduce(resolved, machine, slots, outer_format)
         for outer_format in {settings.outer_gradients for settings in all_settings}
     }
     return [

@@ -77,11 +77,11 @@ def outer_variants(scenario: Scenario, named: Mapping[str, tuple[str, ...]]) -> 
     combined = (
         _variant(settings, dict(zip(values, combination, strict=True))) for combination in product(*values.values())
     )
-    own = OuterVariant.of_settings(settings)
+    stated = OuterVariant.of_settings(settings)
     is_free = not {FRAGMENTS, OVERLAP} <= named.keys()
     legal = {variant for variant in combined if _is_legal(variant, layers) and not (is_free and _is_needless(variant))}
     if not named:
-        legal.add(own)
+        legal.add(stated)
     if not legal:
         raise InputError(f"{', '.join(named)}: no combination of these values is a round of local training")
     return tuple(sorted(legal))

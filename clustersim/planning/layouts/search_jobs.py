@@ -314,7 +314,7 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
 def _steps_cross_sites(resolved: ResolvedScenario) -> bool:
     """Whether a step, or an inner one of a replica of local training, is made in several sites."""
     if resolved.diloco is not None:
-        return any(len(place.sites) > 1 for place in replica_places(resolved))
+        return any(len(slot.sites) > 1 for slot in replica_places(resolved))
     return isinstance(resolved.cluster.machine, SitesFabric)
 
 

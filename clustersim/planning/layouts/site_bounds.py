@@ -48,7 +48,7 @@ class PassSeconds:
     forward: FloatArray
     backward: FloatArray
 
-    def of(self, stage: int, kind: ActionKind) -> Seconds:
+    def seconds_of(self, stage: int, kind: ActionKind) -> Seconds:
         """Of a pass through a stage."""
         return float((self.forward if kind is FORWARD else self.backward)[stage])
 
@@ -206,7 +206,7 @@ def _reduction_starts(resolved: ResolvedScenario, plan: Plan, passes: PassSecond
     """For each pipeline rank, its passes before the first one that completes gradients of a stage."""
     key: tuple[Any, ...] = (resolved.effective_schedule, plan.placement, plan.layout.pp, plan.microbatches)
     for pass_types, counts in _COUNTS.get_or_compute(key, lambda: _early_passes(pass_orders(resolved, plan))):
-        seconds = [sum(passes.of(*action) for action in pass_type) for pass_type in pass_types]
+        seconds = [sum(passes.seconds_of(*action) for action in pass_type) for pass_type in pass_types]
         yield float(counts @ np.array(seconds))
 
 
