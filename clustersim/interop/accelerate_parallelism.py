@@ -39,7 +39,9 @@ def accelerate_parallelism(content: Mapping[str, Any], source: str) -> Accelerat
     read_keys = (*_DEGREES, *_BACKENDS, _STRATEGY, *_WITHOUT_EFFECT)
     for key in keys:
         if key not in read_keys:
-            raise InputError(f"{source}: parallelism_config.{_PREFIX}{key}: is not read; {suggest_nearest(key, read_keys)}")
+            raise InputError(
+                f"{source}: parallelism_config.{_PREFIX}{key}: is not read; {suggest_nearest(key, read_keys)}"
+            )
     for key, backend in _BACKENDS.items():
         if keys.get(key, backend) != backend:
             raise _error(source, key, keys[key], (backend,))
