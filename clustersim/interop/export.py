@@ -196,7 +196,7 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
         if _changes_step(key):
             raise InputError(
                 f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be expressed for {program}, "
-                f"only {format_value(reimported_value)}"
+                f"whose arguments would say {format_value(reimported_value)}"
             )
         yield key, original_value, reimported_value
 
