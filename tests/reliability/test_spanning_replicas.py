@@ -119,6 +119,17 @@ def test_a_smaller_quorum_is_never_slower(tmp_path: Path) -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
+def test_tensor_parallelism_across_sites_is_warned_with_what_it_costs(tmp_path: Path) -> None:
+    """Ranks are two sites apart here: messages of every layer wait for half of the round trips of two links."""
+    plan = scenario(tmp_path, "diloco=null", "layout.order=[dp, tp, cp, pp]", "layout.dp=16", "layout.tp=2")
+    crossings = [warning for warning in plan.warnings if "crosses" in warning]
+    assert crossings
+    assert all("tp 2 crosses" in warning and "layout.order" in warning for warning in crossings)
+    assert "from a to c" in crossings[0] and "20 ms more" in crossings[0]
+    within = scenario(tmp_path, "diloco=null", "layout.order=[tp, cp, pp, dp]")
+    assert not any("crosses" in warning for warning in within.warnings)
+
+
 def test_check_names_what_crosses_within_replicas_and_between_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
