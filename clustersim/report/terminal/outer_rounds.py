@@ -95,7 +95,7 @@ def round_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
             format_step_time(result.exchange_seconds),
             f"each of {fragments} fragments" * (fragments > 1)
             + ", " * (fragments > 1 and overlap > 0)
-            + f"overlapped with {overlap} inner steps" * (overlap > 0),
+            + f"overlapped with {overlap} inner step{'s' * (overlap > 1)}" * (overlap > 0),
         ),
         ("waiting for it", format_step_time(result.exposed_seconds), "in a round"),
         ("outer optimizer", format_step_time(result.optimizer_seconds), "in a round"),
