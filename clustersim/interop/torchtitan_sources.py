@@ -25,7 +25,7 @@ from clustersim.interop.torchtitan_python import NotRead, PythonSection, read_py
 _DUMP: Final = re.compile(r"Running with (?:args|configs?):\s*")
 _PREFIX: Final = re.compile(r"(?m)^(?:\[?(?:rank|default|trainer)?\d+\]?(?:/\d+)?:[ ]?)+")
 _MESH: Final = re.compile(
-    r"Building (?:\d-D device mesh with [(\[][^)\]]*[)\]], \[(?P<sizes>[\d, ]+)\]|"
+    r"Building (?:\d-D device mesh with [(\[][^)\]]{0,200}[)\]], \[(?P<sizes>[\d, ]{1,100})\]|"
     r"device mesh with parallelism: (?P<axes>.*))"
 )
 """What torchtitan prints of its ranks; until 2025 without axes of degree one, since then of all."""
