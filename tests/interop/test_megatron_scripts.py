@@ -173,6 +173,15 @@ def test_launchers_say_how_many_gpus(script: str, gpus: int) -> None:
     assert mapping(script.format(p=f"pretrain_gpt.py {BASE}"))["cluster"]["gpus"] == gpus
 
 
+def test_jobs_of_one_node_on_each_of_several_are_named() -> None:
+    """By default torchrun is of one node, whatever the batch job has."""
+    header, program = "#SBATCH --nodes=2\n", f"pretrain_gpt.py {BASE}"
+    result = imported(f"{header}srun torchrun --nproc_per_node 4 {program}")
+    assert result.mapping["cluster"]["gpus"] == 4
+    assert "torchrun without --nnodes starts a job of its own on each of the 2 nodes" in result.assumptions
+    assert not imported(f"{header}srun torchrun --nnodes 2 --nproc_per_node 4 {program}").assumptions
+
+
 def test_a_comment_that_looks_like_a_header_is_none() -> None:
     with pytest.raises(InputError, match="does not say how many GPUs"):
         imported(f"##SBATCH --nodes=2\n# SBATCH --ntasks-per-node=4\nsrun python pretrain_gpt.py {BASE}")

@@ -123,8 +123,11 @@ def _times(run: ScriptRun, first: str, second: str) -> str:
     return run.unknowns.lift(product, first, second)
 
 
-def _torchrun(options: Options, _outer: Options, run: ScriptRun) -> str:
+def _torchrun(options: Options, outer: Options, run: ScriptRun) -> str:
     per_node, nodes = options.get("nproc-per-node", "1"), options.get("nnodes", "1")
+    started = outer.get("nodes", "")
+    if "nnodes" not in options and started.isdecimal() and int(started) > 1:
+        run.notes.append(f"torchrun without --nnodes starts a job of its own on each of the {started} nodes")
     if re.fullmatch(r"\d+:\d+", nodes):
         run.notes.append(f"of {nodes} nodes that torchrun may have it has the most")
     return _times(run, nodes, _all_gpus(run) if per_node in ("gpu", "auto") else per_node)
