@@ -4,7 +4,7 @@ The common weights and their momentum are sharded over all GPUs of a replica (of
 Suggestions name what the file states: degrees and batch of all replicas together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from clustersim.common.errors import InputError
@@ -47,10 +47,12 @@ def distinct_replicas(scenario: S) -> Iterator[S]:
             yield inner_scenario(scenario, slot)
 
 
-def replica_memory_use(scenario: ResolvedScenario) -> MemoryUse:
-    """Memory of the replica with least room, its outer state included."""
+def replica_memory_use(
+    scenario: ResolvedScenario, use_of: Callable[[ResolvedScenario], MemoryUse] = peak_memory_use
+) -> MemoryUse:
+    """Memory of the replica with least room, its outer state included. use_of: of a job, such as its states alone."""
     outer = outer_gpu_bytes(scenario)
-    uses = [peak_memory_use(replica) for replica in distinct_replicas(scenario)]
+    uses = [use_of(replica) for replica in distinct_replicas(scenario)]
     return max(
         (replace(use, needed=use.needed + outer) for use in uses), key=lambda use: (not use.hosts_fit, _filled(use))
     )

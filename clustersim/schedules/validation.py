@@ -14,10 +14,9 @@ For a placement of stages on p ranks and m microbatches, `validate_order` checks
 Reference: torch.distributed.pipelining.schedules `_validate_schedule` and `_simulate_comms_compute`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
-from types import MappingProxyType
 from typing import Final, Protocol
 
 from clustersim.common.errors import InputError
@@ -33,11 +32,25 @@ from clustersim.program.placement import Placement
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
-_UNIT_COSTS: Final = MappingProxyType(dict.fromkeys(ActionKind, 1.0))
 _MAX_STUCK_SHOWN: Final = 3  # maximum number of ranks listed in a deadlock message
 
 _Output = tuple[int, bool, int]
 """Output of an action for another stage: (stage, whether activation rather than gradient, microbatch)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderCosts:
+    """Costs of an order. entry: of an action or overlapped pair; message: until an action's output is at another stage.
+
+    sender_waits: a rank goes on once its messages have arrived.
+    """
+
+    entry: Callable[[ScheduleEntry], float]
+    message: Callable[[Action], float] = lambda _: 0.0
+    sender_waits: bool = False
+
+
+_UNIT_COSTS: Final = OrderCosts(lambda _: 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +187,12 @@ def dry_run(
     weight = backward / 2 if weight is None else weight
     cost = {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight}
     order = tuple(map(flatten_entries, order)) if pair is None else order
-    end_times = _simulate_order(order, cost, pair_cost=pair or 0.0)
+    return run_order(order, OrderCosts(lambda entry: cost[entry.kind] if isinstance(entry, Action) else pair or 0.0))
+
+
+def run_order(order: PipelineOrder, costs: OrderCosts) -> DryRun:
+    """Simulate an order; raise InputError on a deadlock."""
+    end_times = _simulate_order(order, costs)
     _require_no_deadlock(order, end_times, _INDEX_LABELS)
     return DryRun(tuple(map(tuple, end_times)))
 
@@ -186,11 +204,9 @@ def runs_with_paired_sends(order: PipelineOrder) -> bool:
     return all(len(rank_ends) == len(entries) for entries, rank_ends in zip(order, end_times, strict=True))
 
 
-def _simulate_order(
-    order: PipelineOrder, cost: Mapping[ActionKind, float], *, pair_cost: float = 1.0, pairs_sends: bool = False
-) -> tuple[list[float], ...]:
+def _simulate_order(order: PipelineOrder, costs: OrderCosts, *, pairs_sends: bool = False) -> tuple[list[float], ...]:
     """End times of each rank's entries, up to a deadlock. pairs_sends: as `runs_with_paired_sends` defines it."""
-    state = _DryRunState(cost, pair_cost, _last_stage(order), tuple([] for _ in order), pairs_sends)
+    state = _DryRunState(costs, _last_stage(order), tuple([] for _ in order), pairs_sends)
     ready_ranks = list(range(len(order)))
     while ready_ranks:
         rank = ready_ranks.pop()
@@ -207,12 +223,11 @@ def _last_stage(order: PipelineOrder) -> int:
 class _DryRunState:
     """State of a dry run.
 
-    pair_cost: of an overlapped pair; pairs_sends: as in `runs_with_paired_sends`; output_times: when each output
+    pairs_sends: as in `runs_with_paired_sends`; output_times: when each output
     became available; waiting_ranks: the rank that waits for an output.
     """
 
-    cost: Mapping[ActionKind, float]
-    pair_cost: float
+    costs: OrderCosts
     last_stage: int
     end_times: tuple[list[float], ...]
     pairs_sends: bool
@@ -234,10 +249,12 @@ class _DryRunState:
                     self.waiting_ranks[awaited] = rank
                     return woken
                 now = max(now, available)
-            now += self.cost[entry.kind] if isinstance(entry, Action) else self.pair_cost
-            ends.append(now)
+            sent = now = now + self.costs.entry(entry)
             for done_action in self._sent_with(entries, index):
-                woken += self._publish_output(done_action, now)
+                message = self.costs.message(done_action)
+                woken += self._publish_output(done_action, sent + message)
+                now += message if self.costs.sender_waits else 0.0
+            ends.append(now)
         return woken
 
     def _sent_with(self, entries: Sequence[ScheduleEntry], index: int) -> Sequence[Action]:
@@ -253,11 +270,11 @@ class _DryRunState:
         """Whether the output of the first of two entries is sent with that of the second."""
         return [entry.kind for entry in entry_pair if isinstance(entry, Action)] == [F, B]
 
-    def _publish_output(self, action: Action, end: float) -> list[int]:
+    def _publish_output(self, action: Action, arrival: float) -> list[int]:
         if action.kind is WEIGHT:
             return []
         output = action.stage, action.kind is F, action.microbatch
-        self.output_times[output] = end
+        self.output_times[output] = arrival
         return [self.waiting_ranks.pop(output)] if output in self.waiting_ranks else []
 
 
@@ -271,6 +288,8 @@ def _awaited_output(action: Action, last_stage: int) -> _Output | None:
 
 def _require_no_deadlock(order: PipelineOrder, end_times: Sequence[Sequence[float]], labels: OrderLabels) -> None:
     """Raise InputError unless every rank completed."""
+    if all(len(rank_ends) == len(entries) for entries, rank_ends in zip(order, end_times, strict=True)):
+        return
     done = {
         action
         for rank_ends, entries in zip(end_times, order, strict=True)
@@ -282,10 +301,9 @@ def _require_no_deadlock(order: PipelineOrder, end_times: Sequence[Sequence[floa
         for rank, (entries, rank_ends) in enumerate(zip(order, end_times, strict=True))
         if len(rank_ends) < len(entries)
     ]
-    if stuck:
-        omitted = f"; and {len(stuck) - _MAX_STUCK_SHOWN} others wait" if len(stuck) > _MAX_STUCK_SHOWN else ""
-        shown_ranks = (message.removeprefix(f"{labels.label} ") for message in stuck[:_MAX_STUCK_SHOWN])
-        raise InputError(f"{labels.label} deadlocks: {'; '.join(shown_ranks)}{omitted}")
+    omitted = f"; and {len(stuck) - _MAX_STUCK_SHOWN} others wait" if len(stuck) > _MAX_STUCK_SHOWN else ""
+    shown_ranks = (message.removeprefix(f"{labels.label} ") for message in stuck[:_MAX_STUCK_SHOWN])
+    raise InputError(f"{labels.label} deadlocks: {'; '.join(shown_ranks)}{omitted}")
 
 
 def _awaited_action(entry: ScheduleEntry, order: PipelineOrder, done: Set[Action]) -> Action:

@@ -1,7 +1,7 @@
 """Is a layout legal, do its model states fit, and what is the lower bound of its score?"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -15,7 +15,7 @@ from clustersim.planning.layouts.layout_evaluation import Evaluation
 from clustersim.planning.layouts.local_evaluation import local_lower_bound
 from clustersim.planning.layouts.search_jobs import SearchJob
 from clustersim.planning.layouts.search_space import LayoutCandidate, SearchSpace
-from clustersim.reliability.replica_memory import distinct_replicas, outer_gpu_bytes
+from clustersim.reliability.replica_memory import distinct_replicas, replica_memory_use
 from clustersim.results.memory_check import MemoryUse, model_states_use, required_headroom
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -138,11 +138,7 @@ def _step_bound(resolved: ResolvedScenario, evaluation: Evaluation, candidate: L
 
 def _states_use(resolved: ResolvedScenario) -> MemoryUse:
     """Memory of model states, of the replica of local training with least room."""
-    if resolved.diloco is None:
-        return model_states_use(resolved)
-    uses = [model_states_use(replica) for replica in distinct_replicas(resolved)]
-    largest = max(uses, key=lambda use: use.needed / use.capacity)
-    return replace(largest, needed=largest.needed + outer_gpu_bytes(resolved))
+    return model_states_use(resolved) if resolved.diloco is None else replica_memory_use(resolved, model_states_use)
 
 
 def _replica_problem(resolved: ResolvedScenario) -> str:

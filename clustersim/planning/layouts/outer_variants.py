@@ -68,14 +68,14 @@ def outer_variants(scenario: Scenario, named: Mapping[str, tuple[str, ...]]) -> 
     if scenario.diloco is None:
         return ()
     settings, layers = scenario.diloco, scenario.model.layer_count
-    values = {
+    values: dict[str, set[Any]] = {
         INNER_STEPS: {*_INNER_STEPS, settings.inner_steps},
         FRAGMENTS: {1, min(layers, MAX_FRAGMENTS), settings.fragments},
         OVERLAP: {*OVERLAPS, settings.overlap},
         OUTER_GRADIENTS: {*(form.value for form in FORMATS), settings.outer_gradients.value},
     } | {key: {_read(scenario, key, text) for text in texts} for key, texts in named.items()}
     combined = (
-        _variant(settings, dict(zip(values, combination, strict=True))) for combination in product(*values.values())
+        OuterVariant(**dict(zip(_FIELDS, combination, strict=True))) for combination in product(*values.values())
     )
     stated = OuterVariant.of_settings(settings)
     is_free = not {FRAGMENTS, OVERLAP} <= named.keys()
@@ -85,17 +85,6 @@ def outer_variants(scenario: Scenario, named: Mapping[str, tuple[str, ...]]) -> 
     if not legal:
         raise InputError(f"{', '.join(named)}: no combination of these values is a round of local training")
     return tuple(sorted(legal))
-
-
-def _variant(settings: DilocoSettings, values: Mapping[str, Any]) -> OuterVariant:
-    changed = replace(
-        settings,
-        inner_steps=values[INNER_STEPS],
-        fragments=values[FRAGMENTS],
-        overlap=values[OVERLAP],
-        outer_gradients=OuterFormat(values[OUTER_GRADIENTS]),
-    )
-    return OuterVariant.of_settings(changed)
 
 
 def _read(scenario: Scenario, key: str, text: str) -> Any:

@@ -31,9 +31,10 @@ from clustersim.parallel.data_parallel_strategy import DdpStrategy, Zero1
 from clustersim.parallel.mesh import DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, PIPELINE
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import BACKWARD, FORWARD, Action, ActionKind, PipelineOrder
+from clustersim.program.action import BACKWARD, FORWARD, Action, ActionKind, PipelineOrder, ScheduleEntry
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.settings import Contention
+from clustersim.schedules.validation import OrderCosts, run_order
 
 _PATHS: Final = LruCache[Seconds](1024, size=unit_size)
 _COUNTS: Final = LruCache[list[tuple[tuple[PassType, ...], IntArray]]](1024, size=unit_size)
@@ -148,58 +149,23 @@ def longest_path(order: PipelineOrder, passes: PassSeconds, messages: FloatArray
         isinstance(entry, Action) and entry.kind in (FORWARD, BACKWARD) for entries in order for entry in entries
     ):
         return 0.0
-    path = _Path(passes.forward.tolist(), passes.backward.tolist(), messages.tolist())
-    waiting, positions, clocks = list(range(len(order))), [0] * len(order), [0.0] * len(order)
-    while waiting:
-        progressed = []
-        for rank in waiting:
-            entries = order[rank]
-            begin = positions[rank]
-            while positions[rank] < len(entries):
-                end = path.run(entries[positions[rank]], clocks[rank])  # type: ignore[arg-type]
-                if end is None:
-                    break
-                sending = path.sending_seconds(entries[positions[rank]]) if blocks else 0.0  # type: ignore[arg-type]
-                clocks[rank], positions[rank] = end + sending, positions[rank] + 1
-            if positions[rank] > begin:
-                progressed.append(rank)
-        waiting = [rank for rank in range(len(order)) if positions[rank] < len(order[rank])] if progressed else []
-    return max(clocks)
+    seconds: dict[ActionKind, list[Seconds]] = {
+        FORWARD: passes.forward.tolist(),
+        BACKWARD: passes.backward.tolist(),
+    }
+    after_stage: list[Seconds] = messages.tolist()
 
+    def pass_seconds(entry: ScheduleEntry) -> Seconds:
+        if isinstance(entry, Action):
+            return seconds[entry.kind][entry.stage]
+        return pass_seconds(entry.forward) + pass_seconds(entry.backward)
 
-class _Path:
-    """When the passes of an order have ended, as far as is known."""
-
-    def __init__(self, forward: Sequence[Seconds], backward: Sequence[Seconds], messages: Sequence[Seconds]) -> None:
-        self._seconds, self._messages = {FORWARD: forward, BACKWARD: backward}, messages
-        self._last_stage = len(forward) - 1
-        self._ends: dict[tuple[int, bool, int], Seconds] = {}
-
-    def run(self, action: Action, clock: Seconds) -> Seconds | None:
-        """The end of a pass that its rank is ready for at a time; None if its input is not known yet."""
-        stage, kind, microbatch = action
-        is_forward = kind is FORWARD
-        arrival = self._arrival(stage, microbatch, is_forward=is_forward)
-        if arrival is None:
-            return None
-        end = max(clock, arrival) + self._seconds[kind][stage]
-        self._ends[stage, is_forward, microbatch] = end
-        return end
-
-    def sending_seconds(self, action: Action) -> Seconds:
-        """How long the message with a pass's output takes; 0 where none crosses."""
+    def message_seconds(action: Action) -> Seconds:
         if action.kind is FORWARD:
-            return self._messages[action.stage]
-        return self._messages[action.stage - 1] if action.stage else 0.0
+            return after_stage[action.stage]
+        return after_stage[action.stage - 1] if action.stage else 0.0
 
-    def _arrival(self, stage: int, microbatch: int, *, is_forward: bool) -> Seconds | None:
-        if is_forward:
-            sent = 0.0 if stage == 0 else self._ends.get((stage - 1, True, microbatch))
-            return None if sent is None else sent + (self._messages[stage - 1] if stage else 0.0)
-        if stage == self._last_stage:
-            return self._ends.get((stage, True, microbatch))
-        sent = self._ends.get((stage + 1, False, microbatch))
-        return None if sent is None else sent + self._messages[stage]
+    return run_order(order, OrderCosts(pass_seconds, message_seconds, sender_waits=blocks)).makespan
 
 
 def _reduction_starts(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds) -> Iterator[Seconds]:
