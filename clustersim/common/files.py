@@ -31,6 +31,11 @@ def read_first_text(candidates: Iterable[Path], max_bytes: int) -> str | None:
     return None
 
 
+def first_file(candidates: Iterable[Path]) -> Path | None:
+    """The first candidate that is a file; one that can be no path, such as an overlong name, is none."""
+    return next(filter(os.path.isfile, candidates), None)
+
+
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Open `path` for writing bytes; it appears, complete, when the block ends without an error.

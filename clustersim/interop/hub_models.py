@@ -1,6 +1,5 @@
 """Which model does a name of the Hugging Face hub, or a folder, stand for?"""
 
-import os.path
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.common.files import first_file
 from clustersim.common.synonyms import similar_preset
 from clustersim.interop.import_result import ImportContext
 from clustersim.model.presets import all_presets
@@ -67,7 +67,7 @@ def _config_next_to(name: str, directory: Path | None) -> Path | None:
         return None
     last = _last_part(name)
     candidates = (directory / name / "config.json", directory / last / "config.json", directory / f"{last}.json")
-    return next(filter(os.path.isfile, candidates if last else ()), None)  # false also for what can be no path
+    return first_file(candidates) if last else None
 
 
 def _unknown_model(name: str) -> str:

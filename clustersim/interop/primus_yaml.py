@@ -7,7 +7,6 @@ above the experiment are read; without it, the values that its common files set 
 Reference: AMD-AGI/Primus, primus/core/launcher/parser.py, primus/backends/megatron/{argument_builder,patches}.
 """
 
-import os.path
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from clustersim.common.data_files import read_mapping, read_text
 from clustersim.common.errors import InputError
+from clustersim.common.files import first_file
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.shell.unknowns import Unknowns
 from clustersim.interop.yaml_arguments import YamlArguments, YamlFile, yaml_mapping
@@ -223,7 +223,7 @@ def _checkout_path(directory: Path | None, folder: str, name: str) -> Path | Non
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
     folders = (f"primus/configs/{folder}", folder, "")
     candidates = (parent / inner / name for parent in parents for inner in folders)
-    return next(filter(os.path.isfile, candidates), None)  # false also for what can be no path
+    return first_file(candidates)
 
 
 def _extended(path: Path, depth: int) -> dict[str, Any]:

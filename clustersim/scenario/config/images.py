@@ -25,7 +25,7 @@ def _parse_mean(value: object) -> float:
     return float(value)
 
 
-def parse_input_size(value: object) -> tuple[int, ...]:
+def _parse_input_size(value: object) -> tuple[int, ...]:
     """The sizes of a sample; one number is that of a square image."""
     sizes = [value, value] if isinstance(value, int) and not isinstance(value, bool) else value
     if not isinstance(sizes, list | tuple) or not 1 <= len(sizes) <= _MAX_DIMENSIONS:
@@ -37,7 +37,7 @@ def parse_input_size(value: object) -> tuple[int, ...]:
 
 
 InputSize = Annotated[
-    tuple[int, ...], value_parser(parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int])
+    tuple[int, ...], value_parser(_parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int])
 ]
 """Sizes of a sample."""
 

@@ -10,7 +10,7 @@ from clustersim.common.errors import format_value
 from clustersim.model.attention_spec import QkNorm
 from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, ScoreFunction
 from clustersim.model.transformer import Norm, PositionEncoding
-from clustersim.scenario.config.images import ImagesConfig, parse_input_size
+from clustersim.scenario.config.images import ImagesConfig, InputSize
 from clustersim.scenario.config.mixers import (
     GatedDeltaNetConfig,
     KdaConfig,
@@ -247,10 +247,7 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """logits are soft-capped by a tanh; left out: the preset's, or false"""
     mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS)] | None = None
     """multi-token prediction (MTP) layers, each of which predicts one additional token; left out: the preset's, or 0"""
-    input_size: Annotated[
-        tuple[int, ...] | None,
-        value_parser(parse_input_size, "pixels, or a list of sizes", "384", schema_type=int | list[int]),
-    ] = None
+    input_size: InputSize | None = None
     """pixels of a square image, or [height, width] or [frames, height, width]; left out: the preset's"""
     window_attn_skip_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
     """every n-th layer has full attention instead of a window; left out: the preset's, or none"""
