@@ -162,7 +162,8 @@ class Overheads:
 
     Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
-    layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
+    layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`); gathers_normed_heads, normalized queries and
+    keys are gathered over their heads, so that every rank rotates all of them (torchtitan's Qwen3 of 2025).
 
     Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys
     and values are copied for every query head before attention, so that a ring carries as many (torchtitan's
@@ -194,6 +195,7 @@ class Overheads:
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
+    gathers_normed_heads: bool = False
     repeats_kv: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
@@ -218,6 +220,7 @@ class Overheads:
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
+            gathers_normed_heads=self.gathers_normed_heads,
             ring_attention=self.ring_attention,
             repeats_kv=self.repeats_kv,
             embedding_matmul=self.embedding_matmul,

@@ -1,7 +1,9 @@
 """Operators of multi-head and grouped-query attention on one rank.
 
 Queries, keys and values are one column-parallel projection, the output is row-parallel; norms of queries and
-keys and rotary positions are between the projection and the core (`model.attention`).
+keys and rotary positions are between the projection and the core (`model.attention`). With
+`overheads.gathers_normed_heads` tensor-parallel ranks gather normalized queries and keys, whose heads are not the
+first dimension, so that a copy follows, and rotate the heads of all; the core and backward keep to a rank's own.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +17,7 @@ from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
 from clustersim.model.mixers.blocks import gate_spec
 from clustersim.model.mlp import recompute_alternate
-from clustersim.model.operators import Operator, ParallelRegion
+from clustersim.model.operators import Operator, ParallelRegion, TpCollective, TpCollectives, TpCombine
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator, model_norm_spec
 from clustersim.model.training import FusedKernel
 from clustersim.model.transformer import PositionEncoding
@@ -71,11 +73,32 @@ def operators_before_core(rank: RankContext, attention: FullAttention, *, after_
     """Queries, keys and values, their norms and positions."""
     local = _LocalHeads(attention, rank.shard.tp)
     operators = [_qkv_operator(rank, local, after_norm=after_norm)]
+    gathers_heads = attention.qk_norm is not None and rank.training.overheads.gathers_normed_heads and local.tp > 1
+    rotated = _LocalHeads(attention, 1) if gathers_heads else local
     if attention.qk_norm is not None:
-        operators.append(_qk_norm_operator(rank, local, attention.qk_norm))
+        norm = _qk_norm_operator(rank, local, attention.qk_norm)
+        operators.append(replace(norm, tp_collectives=_head_gathers(rank, rotated)) if gathers_heads else norm)
     if rank.model.positions is PositionEncoding.ROTARY and attention.rotary_percent > 0:
-        operators.append(_rotary_operator(rank, local))
+        rotary = _rotary_operator(rank, local)
+        operators.append(_with_all_heads(rank, rotary, rotated) if gathers_heads else rotary)
     return operators
+
+
+def _head_gathers(rank: RankContext, heads: _LocalHeads) -> TpCollectives:
+    """The all-gathers of normalized queries and keys of all heads; gradients are of a rank's own heads."""
+    widths = {"queries": heads.query_width, "keys": heads.kv_width}
+    token_bytes = float(rank.shard.tokens * rank.dtype.bytes)
+    gathers = (TpCollective(TpCombine.GATHER, width * token_bytes, name) for name, width in widths.items())
+    return TpCollectives(after_forward=tuple(gathers))
+
+
+def _with_all_heads(rank: RankContext, rotary: Operator, heads: _LocalHeads) -> Operator:
+    """Rotary positions whose forward runs over all heads, behind the copies of what was gathered."""
+    widths = (heads.query_width, heads.kv_width)
+    copies = (
+        memory_bound.copy_kernel("attention.rotary.gathered", rank.dtype, rank.shard.tokens * width) for width in widths
+    )
+    return replace(rotary, forward=(*copies, *_rotary_operator(rank, heads).forward))
 
 
 def _core_operators(rank: RankContext, local: _LocalHeads) -> tuple[Operator, ...]:

@@ -74,6 +74,10 @@ class OverheadsConfig(ConfigModel):
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
     keeps_gathered_inputs: bool | None = None
     """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
+    gathers_normed_heads: bool | None = None
+    """normalized queries and keys are gathered over tensor-parallel ranks, which rotate all heads;
+    left out: the framework's
+    """
     ring_attention: Annotated[RingAttention | None, enum_parser(RingAttention)] = None
     """whether ring attention is one kernel, or one for each block of keys, merged in FP32; left out: the framework's"""
     repeats_kv: bool | None = None
