@@ -11,8 +11,11 @@ begins (`waits_for_reduction`). With a pipeline a stage's first forward gathers 
 reduces them, and in between they stay unsharded (`parallel.data_parallel_strategy`). FSDP2 gathers into one
 buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the reduction buffer
-overlap compute and are left out. Where backward is split, its input gradients need the parameters, its
-weight gradients do not. Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
+overlap compute and are left out. Without `overlap` a unit waits for the reduction of the one before, too. SimpleFSDP
+(`single_parameters`) gathers and reduces the parameters of each operator by themselves, those of a matrix with its
+bias; they are issued together, which differs from one by one only where they overlap compute. Where backward is split,
+its input gradients need the parameters, its weight gradients do not. Reference: Zhao et al. 2023, "PyTorch FSDP",
+sections 3.2 and 3.3.
 """
 
 from collections.abc import Hashable, Sequence
@@ -26,6 +29,7 @@ from clustersim.lowering.units import Unit, execution_order
 from clustersim.model.memory_bound import copy_kernel
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
@@ -159,11 +163,20 @@ class FsdpLowering:
 
     def _add_gather(self, builder: RankProgramBuilder, unit: Unit, kind: ActionKind) -> tuple[int, ...]:
         depends_on = () if builder.last_compute is None else (builder.last_compute,)
-        is_regather, parameters = kind is not ActionKind.FORWARD, _unit_parameters(builder, unit)
-        gathers = builder.gather_parameters(f"gather {unit.name}", parameters, depends_on, is_regather=is_regather)
-        if is_regather or not builder.plan.training.reference_model:
-            return gathers
-        return *gathers, *builder.gather_parameters(f"gather reference {unit.name}", parameters, depends_on)
+        is_regather, gathers = kind is not ActionKind.FORWARD, tuple[int, ...]()
+        has_reference = builder.plan.training.reference_model and not is_regather
+        for parameters in self._messages(builder, unit):
+            gathers += builder.gather_parameters(f"gather {unit.name}", parameters, depends_on, is_regather=is_regather)
+            if has_reference:
+                gathers += builder.gather_parameters(f"gather reference {unit.name}", parameters, depends_on)
+        return gathers
+
+    def _messages(self, builder: RankProgramBuilder, unit: Unit) -> list[ParameterCounts]:
+        """The parameters of a unit that one collective gathers each."""
+        parameters = _unit_parameters(builder, unit)
+        if not self.strategy.single_parameters:
+            return [parameters]
+        return [[(group, size)] for group, count in parameters for size in _operator_sizes(unit, group, count)]
 
     def _add_reduction(self, builder: RankProgramBuilder, stage_pass: StagePass, unit: Unit, task: int) -> None:
         """Reduce the gradients of a unit, which are complete after a task."""
@@ -172,12 +185,14 @@ class FsdpLowering:
             or self.strategy.all_reduce is ReductionFrequency.PER_MICROBATCH
         )
         reductions: tuple[int, ...] = ()
-        for unit_parameter in _unit_parameters(builder, unit):
-            reductions += builder.reduce_gradients(
-                f"reduce {unit.name}", *unit_parameter, (task,), across_replicas=is_final
-            )
+        for parameters in self._messages(builder, unit):
+            for group, count in parameters:
+                reductions += builder.reduce_gradients(
+                    f"reduce {unit.name}", group, count, (task,), across_replicas=is_final
+                )
         builder.reduction_tasks += reductions
-        self._awaited_reductions = reductions if self.strategy.waits_for_reduction else ()
+        is_awaited = self.strategy.waits_for_reduction or not self.strategy.overlap
+        self._awaited_reductions = reductions if is_awaited else ()
 
     def _reduces_gradients(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
         """Whether gradients are reduced during a pass."""
@@ -200,6 +215,13 @@ class FsdpLowering:
         gathered_bytes = sum(count * group.formats.gathered.bytes for group, count in sharded_counts)
         elements = int(gathered_bytes / dtype.bytes)
         return (Operation(copy_kernel(f"copy {unit.name}", dtype, elements), work_type),)
+
+
+def _operator_sizes(unit: Unit, group: ParameterGroup, count: int) -> list[int]:
+    """Parameters of a group in each operator of a unit, and those in none whose gradients backward makes."""
+    sizes = [op.gradient_count for op in unit.backward if op.gradient_count and op.parameter_group == group.name]
+    others = count - sum(sizes)
+    return [*sizes, others] if others else sizes
 
 
 def _unit_parameters(builder: RankProgramBuilder, unit: Unit) -> ParameterCounts:

@@ -209,7 +209,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
         operators.append(_logits_operator(rank, "head.softcap", softcap))
-    operators.append(_logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss)))
+    loss = memory_bound.loss_spec(training.loss, is_sharded=shard.tp > 1)
+    operators.append(_logits_operator(rank, "head.loss", loss))
     z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
     return operators if z_loss is None else [*operators, _logits_operator(rank, "head.z_loss", z_loss)]
 

@@ -210,6 +210,16 @@ _LOSS_TORCH = MemoryBoundSpec(
     MemoryPasses(1, fp32=5, launches=3),
     saved=MemoryPasses(0, fp32=1),
 )
+# Of a sharded vocabulary by DTensor (torch/distributed/tensor/parallel/loss.py). Forward: to FP32 (1 + 1), maximum (1),
+# difference, exponential (2 each), sum (1), difference (2). Backward: zeros (1), exponential (2), sum (3), product (2),
+# back to the activation's format (1 + 1).
+_LOSS_TORCH_SHARDED = MemoryBoundSpec(
+    KernelKind.LOSS,
+    MemoryBoundOp.LOSS_VOCAB_PARALLEL,
+    MemoryPasses(1, fp32=9, launches=6),
+    MemoryPasses(1, fp32=9, launches=5),
+    saved=MemoryPasses(0, fp32=1),
+)
 _LOSS_COMPILED = MemoryBoundSpec(
     KernelKind.LOSS,
     MemoryBoundOp.LOSS_CHUNKED,
@@ -246,6 +256,12 @@ _LOSS_SPECS = MappingProxyType(
             MemoryPasses(1, fp32=3, launches=2),
             saved=MemoryPasses(0, fp32=1),
         ),
+    }
+)
+_SHARDED_LOSS_SPECS = MappingProxyType(
+    {
+        LossImplementation.TORCH: _LOSS_TORCH_SHARDED,
+        LossImplementation.TORCH_FP32: replace(_LOSS_TORCH_SHARDED, saved=MemoryPasses(0, fp32=2)),
     }
 )
 # z-loss (PaLM, arXiv:2204.02311, section 5) next to PyTorch's cross-entropy: `logits.logsumexp(-1).pow(2)` of FP32
@@ -371,9 +387,10 @@ def softcap_spec(*, fused: bool) -> MemoryBoundSpec:
     return _SOFTCAP_FUSED if fused else _SOFTCAP_UNFUSED
 
 
-def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
-    """Passes of softmax cross-entropy over the logits."""
-    return _LOSS_SPECS[loss_type]
+def loss_spec(loss_type: LossImplementation, *, is_sharded: bool = False) -> MemoryBoundSpec:
+    """Passes of softmax cross-entropy over the logits; is_sharded: each rank has some of the vocabulary."""
+    spec = _LOSS_SPECS[loss_type]
+    return _SHARDED_LOSS_SPECS.get(loss_type, spec) if is_sharded else spec
 
 
 def z_loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec | None:

@@ -155,8 +155,9 @@ class FullyShard:
     reduce-scattered within such groups and all-reduced across them (hybrid sharding); all_reduce: frequency of
     the latter. zero_hpz_partition_size: number of ranks over which backward's copy of the parameters is
     sharded, None: there is none (hpZ). reduce: frequency of gradient reduction, None: every microbatch, or the
-    last with a pipeline. waits_for_reduction: compute waits for each reduction (FSDP2 on a CPU, which has no
-    streams); no scenario key sets it.
+    last with a pipeline. single_parameters: each parameter is gathered, and its gradient reduced, by a collective of
+    its own (SimpleFSDP without bucketing, Zhang et al. 2024, arXiv:2411.00284). waits_for_reduction: compute waits for
+    each reduction though the gathers overlap it (FSDP2 on a CPU, which has no streams); no scenario key sets it.
     """
 
     zero_stage: ClassVar[int] = 3
@@ -171,6 +172,7 @@ class FullyShard:
     zero_hpz_partition_size: int | None = None
     reduce: ReductionFrequency | None = None
     all_reduce: ReductionFrequency = ReductionFrequency.PER_MICROBATCH
+    single_parameters: bool = False
     waits_for_reduction: bool = False
 
     @property

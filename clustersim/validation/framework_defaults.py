@@ -69,6 +69,8 @@ _CONTAINER: Final = re.compile(r"\b(\d\d\.\d\d(?:\.\d\d)?) container\b")
 _DEFAULTS_NOTE: Final = "recipe defaults"
 _STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")
 _FULL_SHARD: Final = 3  # ZeRO stage
+_SIMPLE_FSDP_NOTE: Final = "SimpleFSDP without bucketing"
+_SIMPLE_FSDP: Final = {"overlap": False, "copies": False, "single_parameters": True}
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 _LLAMA_BUCKET: Final = "1600 MB"  # --reduce-bucket-size=4e8 of examples/LLaMA/LLaMA_13_slurm.sh, elements of FP32
 _DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
@@ -188,7 +190,8 @@ class FrameworkDefaults:
             return {"deepspeed_zero3": {}}
         if stage == _FULL_SHARD:
             name, options = "hsdp" if shard_options else "fsdp", {"overlap": overlap, "copies": self.copies_gathered}
-            return {name: options | shard_options}
+            stated = _SIMPLE_FSDP if _SIMPLE_FSDP_NOTE in case.text("notes") else {}
+            return {name: options | stated | shard_options}
         bucket = {"bucket": self.bucket_size} if self.bucket_size else {}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap, **bucket, **shard_options}}

@@ -12,6 +12,7 @@ from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import head_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import FullyShard, ReductionFrequency
 from clustersim.parallel.layout import Layout
+from clustersim.program.action import ActionKind
 from clustersim.program.program import RankProgram
 from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -96,6 +97,33 @@ def test_without_overlap_a_gather_waits_for_the_previous_unit() -> None:
     assert data_parallel_task_names(fsdp_program(FullyShard(overlap=False)))[:6] == [
         "gather embedding", "F0", "gather layer", "F0", "gather layer", "F0",
     ]  # fmt: skip
+
+
+def test_without_overlap_a_unit_waits_for_the_reduction_of_the_one_before() -> None:
+    """The gather behind a reduction is on its stream, so each backward but the first begins after a reduction."""
+    tasks = fsdp_program(FullyShard(overlap=False)).tasks
+    reductions = {
+        task_id
+        for task_id, task in enumerate(tasks)
+        if isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.REDUCE_SCATTER
+    }
+    computes = [task for task in tasks if isinstance(task, ComputeTask) and task.action]
+    backwards = [task for task in computes if task.action and task.action.kind is ActionKind.BACKWARD]
+    waits = [len(reductions.intersection(task.depends_on)) for task in backwards if task.depends_on]
+    assert waits == [1] * (len(UNITS) - 1)
+
+
+def test_single_parameters_are_gathered_and_reduced_operator_by_operator() -> None:
+    """As many bytes as unit by unit; a layer has six operators with parameters, both ends two."""
+    by_unit, singly = (collectives(fsdp_program(FullyShard(single_parameters=single))) for single in (False, True))
+    payloads = [
+        {kind: sum(comm_op.payload for comm_op in comm_ops if comm_op.collective is kind) for kind in CollectiveType}
+        for comm_ops in (by_unit, singly)
+    ]
+    assert payloads[0] == payloads[1]
+    reductions = [comm_op for comm_op in singly if comm_op.collective is CollectiveType.REDUCE_SCATTER]
+    counts = Counter(comm_op.name for comm_op in reductions)
+    assert counts == {"reduce embedding": 2, "reduce layer": 4 * 6, "reduce head": 2}
 
 
 def test_a_pass_prefetches_nothing_for_the_next() -> None:

@@ -199,6 +199,18 @@ def test_the_loss_keeps_fp32_log_probabilities() -> None:
     )
 
 
+def test_dtensors_loss_of_a_sharded_vocabulary_reads_and_writes_logits_ten_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To FP32, maximum, difference, exponential, sum, difference; what is reduced over the ranks is a row's."""
+    dtensor_loss = pytest.importorskip("torch.distributed.tensor.parallel.loss")
+    monkeypatch.setattr(dtensor_loss.funcol, "all_reduce", lambda tensor, **_: tensor)
+    logits = _random(TOKENS, WIDTH)
+    moved, _ = _measure_moved_bytes(lambda: dtensor_loss._log_softmax(logits.float(), -1, False, None, 0))
+    spec = memory_bound.loss_spec(LossImplementation.TORCH, is_sharded=True)
+    assert spec.forward.bytes(DType.BF16, ELEMENTS) == pytest.approx(moved.bytes, rel=0.02)
+
+
 @pytest.mark.parametrize("optimizer", [Optimizer.ADAM, Optimizer.SGD])
 def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     full = mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)

@@ -25,7 +25,9 @@ from clustersim.scenario.config_reader import (
     size_or_word_parser,
 )
 
-_STAGE_3_KEYS: Final = ("prefetch", "reshard_after_forward", "copies", "zero_hpz_partition_size", "all_reduce")
+_STAGE_3_KEYS: Final = (
+    *("prefetch", "reshard_after_forward", "copies", "zero_hpz_partition_size", "all_reduce", "single_parameters"),
+)
 _STAGES_BY_KEY: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_STAGE_3_KEYS, (3,))}
 """The ZeRO stages that a key applies to."""
 BucketBytes = Annotated[float | None, size_or_word_parser("megatron")]
@@ -59,6 +61,8 @@ class FsdpConfig(ConfigModel):
     """group size of secondary parameter shards, from which backward gathers (hpZ of ZeRO++); left out: none"""
     reduce: Annotated[ReductionFrequency | None, enum_parser(ReductionFrequency)] = None
     """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
+    single_parameters: bool = False
+    """each parameter is gathered, and its gradient reduced, by its own collective (SimpleFSDP without bucketing)"""
 
     @model_validator(mode="after")
     def _check_one_shard_size(self) -> Self:
