@@ -302,10 +302,9 @@ def _describe_data_parallel(strategy: DataParallelStrategy) -> str:
             return f"HSDP over {shard}"
         case FullyShard(zero_hpz_partition_size=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
-        case FullyShard(single_parameters=True):
-            return "ZeRO-3 (FSDP), parameter by parameter"
-        case FullyShard():
-            return "ZeRO-3" + (", parameter by parameter" if strategy.gathers_single_parameters else " (FSDP)")
+        case FullyShard(single_parameters=is_single):
+            is_single = is_single or strategy.gathers_single_parameters
+            return "ZeRO-3" + (", parameter by parameter" if is_single else " (FSDP)")
         case Zero1(zero_stage=stage, shard=shard):
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():
