@@ -46,6 +46,9 @@ _UNVECTORIZED: Final[_Counts] = MappingProxyType(
         (MemoryBoundOp.ROTARY, False): (4.5, MemoryPasses(10)),
         # times the sine; minus one half; each half copied into zeros; times the cosine; the sum with the other
         (MemoryBoundOp.ROTARY, True): (4.5, MemoryPasses(10)),
+        # to FP32; product of half as many complex numbers; back
+        (MemoryBoundOp.ROTARY_COMPLEX, False): (2.5, MemoryPasses(2, fp32=4)),
+        (MemoryBoundOp.ROTARY_COMPLEX, True): (2.5, MemoryPasses(2, fp32=4)),
         (MemoryBoundOp.SWIGLU, False): (0.0, MemoryPasses(0)),
         (MemoryBoundOp.SWIGLU, True): (0.0, MemoryPasses(0)),
     }

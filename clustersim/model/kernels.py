@@ -153,6 +153,7 @@ class MemoryBoundOp(IdentityEnum):
     GELU = "gelu"
     SWIGLU = "swiglu"  # silu(gate) x up, both halves of one tensor of 2 x width columns
     ROTARY = "rotary"  # rotate-half; table: positions
+    ROTARY_COMPLEX = "rotary_complex"  # pairs of elements as complex numbers; fused: conversions by a compiler
     RESIDUAL = "residual"  # sum of two tensors
     RESIDUAL_DROPOUT = "residual_dropout"  # residual + dropout(branch)
     DROPOUT = "dropout"

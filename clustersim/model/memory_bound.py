@@ -137,6 +137,12 @@ _ROTARY_FUSED = MemoryBoundSpec(KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryP
 _ROTARY_UNFUSED = MemoryBoundSpec(
     KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryPasses(10, launches=5), MemoryPasses(14, launches=7)
 )
+# As complex numbers (`view_as_complex`), which Inductor leaves to PyTorch: to FP32 (1 + 1), product (2), back (1 + 1);
+# backward conjugates the angles first, which are small.
+_ROTARY_COMPLEX = MemoryBoundSpec(
+    *(KernelKind.ROTARY, MemoryBoundOp.ROTARY_COMPLEX),
+    *(MemoryPasses(2, fp32=4, launches=3), MemoryPasses(2, fp32=4, launches=4)),
+)
 # Residual: the gradient passes unchanged, dropout masks it.
 _RESIDUAL = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.RESIDUAL, MemoryPasses(3), None, fused=True)
 _RESIDUAL_DROPOUT_FUSED = MemoryBoundSpec(
@@ -365,8 +371,10 @@ def activation_spec(mlp_type: MlpType, *, fused: bool) -> MemoryBoundSpec:
     return _SWIGLU_FUSED if fused else _SWIGLU_UNFUSED
 
 
-def rotary_spec(*, fused: bool) -> MemoryBoundSpec:
-    """Passes of rotary positions over queries and keys combined; unfused over each separately."""
+def rotary_spec(*, fused: bool, is_complex: bool = False) -> MemoryBoundSpec:
+    """Passes of rotary positions over queries and keys combined; unfused or complex over each separately."""
+    if is_complex:
+        return replace(_ROTARY_COMPLEX, fused=fused)
     return _ROTARY_FUSED if fused else _ROTARY_UNFUSED
 
 

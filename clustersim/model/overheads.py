@@ -169,6 +169,9 @@ class Overheads:
     and values are copied for every query head before attention, so that a ring carries as many (torchtitan's
     `repeat_kv`); the copies themselves are not counted.
 
+    Attention: complex_rotary, rotary positions are a product of complex numbers in FP32, which torch.compile does not
+    fuse (torchtitan's Llama).
+
     Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
 
     Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
@@ -197,6 +200,7 @@ class Overheads:
     keeps_gathered_inputs: bool = False
     gathers_normed_heads: bool = False
     repeats_kv: bool = False
+    complex_rotary: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
     autocast: bool = False
@@ -211,7 +215,7 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how embedding, norms, experts, casts, tensor and context parallelism are implemented, no extra work."""
+        """Only how layers, casts, tensor and context parallelism are implemented, no extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -223,6 +227,7 @@ class Overheads:
             gathers_normed_heads=self.gathers_normed_heads,
             ring_attention=self.ring_attention,
             repeats_kv=self.repeats_kv,
+            complex_rotary=self.complex_rotary,
             embedding_matmul=self.embedding_matmul,
             saves_absolute_values=self.saves_absolute_values,
             autocast=self.autocast,

@@ -17,9 +17,9 @@ NOT_MEASURED = {
     *(MemoryBoundOp.CAUSAL_CONV1D, MemoryBoundOp.CAUSAL_CONV1D_CUDA, MemoryBoundOp.GATED_RMSNORM),
     *(MemoryBoundOp.L2NORM, MemoryBoundOp.SILU, MemoryBoundOp.GATE),
     *(MemoryBoundOp.PASS_OVERHEAD, MemoryBoundOp.STEP_OVERHEAD),
-    *(MemoryBoundOp.MERGE, MemoryBoundOp.Z_LOSS, MemoryBoundOp.FACTORIZATION),
+    *(MemoryBoundOp.MERGE, MemoryBoundOp.Z_LOSS, MemoryBoundOp.FACTORIZATION, MemoryBoundOp.ROTARY_COMPLEX),
 }
-"""Operations of linear mixers, ring attention, z-loss and Dion, and what a step does besides the model's operators."""
+"""Of linear mixers, ring attention, z-loss, Dion, torchtitan, and what a step does besides the model's operators."""
 FAST_RATES = kernel_grid.DeviceRates(flops=1e15, bandwidth=1e13)
 
 

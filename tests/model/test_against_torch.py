@@ -118,6 +118,12 @@ def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
     return x * cosine + rotated * sine
 
 
+def _rotate_complex(x: Any, angles: Any) -> Any:
+    """As in torchtitan's apply_rotary_emb_complex."""
+    pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * angles).flatten(2).type_as(x)
+
+
 @dataclass(frozen=True)
 class _OperatorCase:
     """An operator and its formula in PyTorch. constants: not differentiated."""
@@ -150,6 +156,12 @@ def _cases() -> dict[str, _OperatorCase]:
             _rotate,
             (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
             (*angles,),
+        ),
+        "rotary of complex numbers": _OperatorCase(
+            memory_bound.rotary_spec(fused=False, is_complex=True),
+            _rotate_complex,
+            (x.detach().view(TOKENS, 32, 128).requires_grad_(),),
+            (torch.ones(TOKENS, 1, 64, dtype=torch.complex64),),
         ),
         "softmax": _OperatorCase(
             memory_bound.softmax_spec(fused=False), _masked_softmax, (scores,), (mask,), elements=16 * 256 * 256

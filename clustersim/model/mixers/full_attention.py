@@ -177,9 +177,11 @@ def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Op
 
 def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     """Fused kernels pass full heads; the unfused formula rotates a part of each head and copies the remainder."""
-    is_fused = rank.training.fuses(FusedKernel.ROTARY)
-    spec, head_rows = memory_bound.rotary_spec(fused=is_fused), _head_rows(rank, local, fused=is_fused)
-    rotated_dim = local.head_dim if is_fused else max(1, round(local.head_dim * local.attention.rotary_percent))
+    is_complex = _rotates_complex(rank, local.attention)
+    is_one_kernel = rank.training.fuses(FusedKernel.ROTARY) and not is_complex
+    spec = memory_bound.rotary_spec(fused=rank.training.fuses(FusedKernel.ROTARY), is_complex=is_complex)
+    head_rows = _head_rows(rank, local, fused=is_one_kernel)
+    rotated_dim = local.head_dim if is_one_kernel else max(1, round(local.head_dim * local.attention.rotary_percent))
     shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
     if rotated_dim == local.head_dim:
@@ -187,6 +189,15 @@ def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     name, elements = "attention.rotary.pass_through", sum(head_rows) * local.head_dim
     copies = (memory_bound.copy_kernel(name, rank.dtype, elements),)
     return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
+
+
+def _rotates_complex(rank: RankContext, attention: FullAttention) -> bool:
+    """Whether rotary positions are a product of complex numbers.
+
+    torchtitan's models with norms of queries and keys (Qwen3) or attention sinks (gpt-oss) rotate halves instead.
+    """
+    is_other = attention.qk_norm is not None or attention.attention_sinks
+    return rank.training.overheads.complex_rotary and not is_other
 
 
 def _head_rows(rank: RankContext, local: _LocalHeads, *, fused: bool) -> tuple[int, ...]:

@@ -84,6 +84,10 @@ class OverheadsConfig(ConfigModel):
     """keys and values are copied for every query head before context-parallel ranks exchange them;
     left out: the framework's
     """
+    complex_rotary: bool | None = None
+    """rotary positions are a product of complex numbers in FP32, which a compiler does not fuse;
+    left out: the framework's
+    """
     embedding_matmul: bool | None = None
     """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
     autocast: bool | None = None
