@@ -19,6 +19,7 @@ from clustersim.validation.moe_settings import (
     dense_ffn_size,
     experts_config,
     matching_preset,
+    moe_expert_load,
     moe_layout,
     moe_overheads,
     moe_precision,
@@ -244,6 +245,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         **_offload_config(case),
         **_optimizer_config(case),
         **_overheads_config(case, defaults),
+        **(moe_expert_load(case) if has_experts(case) else {}),
     }
 
 

@@ -8,6 +8,7 @@ The dispatcher, its overlap and the expert tensor parallelism come from the note
 defaults.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -17,6 +18,7 @@ from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
+from clustersim.results.natural_routing import NATURAL_VARIATIONS
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.framework_defaults import FrameworkDefaults, high_precision_format
 
@@ -62,6 +64,7 @@ _AUX_LOSS_MODELS: Final = (
 _BF16_STATE_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
 _BF16_MOMENTS_NOTE: Final = "bf16 moments"  # text in the notes
 _UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
+_EARLY_FREE_ROUTING_NOTE: Final = "experts chosen freely in the first 100 steps"
 
 
 def matching_preset(case: ValidationCase) -> str | None:
@@ -108,6 +111,18 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
 
 def _runs_experts_sequentially(notes: str) -> bool:
     return _SEQUENTIAL_EXPERTS_NOTE in notes or ("num-experts" in notes and "moe-grouped-gemm" not in notes)
+
+
+def moe_expert_load(case: ValidationCase) -> dict[str, float]:
+    """`training.expert_load` of runs whose routers have hardly been trained and are free to choose.
+
+    Loads are drawn for each expert; those of a rank vary by as much as other publishers' runs of that age say
+    (`results.natural_routing`).
+    """
+    if _EARLY_FREE_ROUTING_NOTE not in case.text("notes"):
+        return {}
+    experts_per_rank = case.positive_int("experts") / case.positive_int("ep", 1)
+    return {"expert_load": max(NATURAL_VARIATIONS) * math.sqrt(experts_per_rank)}
 
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:

@@ -28,6 +28,7 @@ from tests.published.documents import ROOT, VALIDATION_PAGE, assert_states, perc
 SWEEPS = ("bloom", "vtrain", "zero-bubble", "dgxc")  # of layouts of large jobs
 MIN_CASES = 5  # of a source whose error is significant
 FAR_OFF = 0.35  # error of a run that wants a reason
+TORCHTITAN_FAR_OFF = 0.2  # of those of torchtitan
 
 pytestmark = pytest.mark.slow
 
@@ -122,9 +123,13 @@ def test_errors_of_all_steps_are_as_documented(
 def test_runs_that_are_missed_by_far_have_a_reason(
     summary: ValidationSummary, cases_by_id: dict[str, ValidationCase]
 ) -> None:
-    """Every run of quality A and B that is missed by more than 35 % is in the page's table of reasons."""
+    """Every run of quality A and B that is missed by more than 35 %, of torchtitan 20 %, is in a table of reasons."""
     specified = select_comparisons(summary, cases_by_id, is_fully_specified)
-    missed = [item.case_id for item in specified if item.error is not None and abs(item.error) > FAR_OFF]
+    limits = {
+        item.case_id: TORCHTITAN_FAR_OFF if cases_by_id[item.case_id].text("framework") == "torchtitan" else FAR_OFF
+        for item in specified
+    }
+    missed = [item.case_id for item in specified if item.error is not None and abs(item.error) > limits[item.case_id]]
     assert missed
     assert_states(VALIDATION_PAGE, *(f"| {case_id} |" for case_id in missed))
 

@@ -33,6 +33,10 @@ DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
             {"zero_stage": "1", "hsdp_replicas": "4"},
             {"zero": {"stage": 1, "overlap": False, "bucket": "megatron", "shard": 2}},
         ),
+        (
+            {"zero_stage": "3", "framework": "torchtitan", "notes": "graph trainer; SimpleFSDP without bucketing"},
+            {"fsdp": {"overlap": False, "copies": False, "single_parameters": True}},
+        ),
         ({"zero_stage": "2", "framework": "deepspeed"}, {"zero": {"stage": 2, "overlap": False, "bucket": "1 GB"}}),
         ({"zero_stage": "3", "framework": "deepspeed"}, {"fsdp": {"overlap": True, "copies": True}}),
         ({"zero_stage": "0"}, {"ddp": {"overlap": False, "bucket": "megatron"}}),

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.layer_stack import DenseMlp, MoeMlp, layer_specs
+from clustersim.model.moe_expert_load import RandomExpertLoad
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError, ValidationCase
@@ -50,6 +52,16 @@ def test_columns_alone_define_an_moe_in_every_layer() -> None:
     (routed,) = model.distinct_moes
     assert (routed.experts, routed.top_k, routed.ffn, routed.shared) == (16, 4, 512, 2 * 512)
     assert not model.distinct_dense_mlps
+
+
+def test_experts_chosen_freely_load_the_ranks_unevenly() -> None:
+    """The four experts of a rank vary by 0.4 together: the mean of 4 independent loads, by half of what each does."""
+    free = {"notes": "inferred: experts chosen freely in the first 100 steps", **SMALL_MOE, "ep": "4"}
+    load = case_to_scenario(step_case(**free)).training.expert_load
+    assert isinstance(load, RandomExpertLoad)
+    shares = np.array([load.expert_shares(16, layer, 0).reshape(4, 4).sum(axis=1) for layer in range(500)])
+    assert float(shares.std() / shares.mean()) == pytest.approx(0.4, rel=0.15)
+    assert case_to_scenario(step_case(**SMALL_MOE)).training.expert_load is None
 
 
 def test_expert_width_defaults_to_the_mlp() -> None:
