@@ -85,8 +85,8 @@ class OverheadsConfig(ConfigModel):
     left out: the framework's
     """
     complex_rotary: bool | None = None
-    """rotary positions are a product of complex numbers in FP32, which a compiler does not fuse (not of models with norms
-    of queries and keys or attention sinks); left out: the framework's
+    """rotary positions are a product of complex numbers in FP32, which a compiler does not fuse (not of models with
+    norms of queries and keys or attention sinks); left out: the framework's
     """
     embedding_matmul: bool | None = None
     """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
