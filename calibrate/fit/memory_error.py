@@ -28,7 +28,7 @@ FAMILIES: Final = {
     "megatron": frozenset(
         {
             *("megatron", "megatron-2021", "megatron-2022", "megatron-bridge", "megatron-deepspeed", "megatron-llama"),
-            "nemo",
+            *("nemo", "primus"),
         }
     ),
     "pytorch": frozenset(

@@ -34,6 +34,7 @@ SAME_CHIP: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
     "a800-sxm-80gb": "a100-sxm-80gb",
     "gh200-96gb": "h100-sxm-80gb",
+    "gh200-96gb-660w": "h100-sxm-96gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
     "b300-sxm-288gb": "b200-sxm-180gb",
 }

@@ -364,6 +364,15 @@ def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:
     return _NORM_SPECS[norm_type, fused]
 
 
+def norm_of_fp32_copy(spec: MemoryBoundSpec) -> MemoryBoundSpec:
+    """A norm in one kernel that reads an FP32 copy of its input and writes the activation format (Apex' mixed norms).
+
+    Forward makes the copy, which is saved; backward converts the FP32 gradient of it.
+    """
+    backward = MemoryPasses(2, fp32=3, launches=2)
+    return replace(spec, forward=MemoryPasses(2, fp32=2, launches=2), backward=backward, saved=MemoryPasses(0, fp32=1))
+
+
 def activation_spec(mlp_type: MlpType, *, fused: bool) -> MemoryBoundSpec:
     """Passes of the MLP's activation, per element of its output."""
     if mlp_type is MlpType.GELU:

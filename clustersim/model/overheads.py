@@ -142,15 +142,16 @@ class Overheads:
     that they are copied behind each all-gather and before each reduce-scatter (torch's DTensor:
     `parallel.layer_sharding`).
 
-    Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and
-    values, and reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by
-    a separate kernel; norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads
-    both operands again; norm_in_linear, a norm before plain attention or a dense MLP is fused into the
-    following linear layer and cannot be recomputed separately (Transformer Engine's `LayerNormLinear`);
-    softmax_keys, standard attention's fused softmax supports at most this number of keys, and batch x heads in
-    multiples of 4 (None: any), else it runs unfused in FP32; autocast, weights are in FP32 and cast in every forward,
-    norms and softmaxes run in FP32, and so does what is added to an embedding of FP32, the residual stream
-    (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that can autocast to float32", and type promotion).
+    Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and values, and
+    reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by a separate kernel;
+    norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
+    again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; norm_in_linear, a norm before plain
+    attention or a dense MLP is fused into the following linear layer and cannot be recomputed separately (Transformer
+    Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax supports at most this number of keys,
+    and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32; autocast, weights are in FP32 and
+    cast in every forward, norms and softmaxes run in FP32, and so does what is added to an embedding of FP32, the
+    residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that can autocast to float32", and
+    type promotion).
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
@@ -191,6 +192,7 @@ class Overheads:
     attention_copies: bool = False
     bias_adds: bool = False
     norm_weight_grad_kernel: bool = False
+    norm_fp32_copy: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False

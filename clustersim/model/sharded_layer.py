@@ -180,7 +180,9 @@ def norm_operator(rank: RankContext, name: str, *, forks: bool = True) -> Operat
 def model_norm_spec(rank: RankContext) -> MemoryBoundSpec:
     """Memory passes of the model's norms."""
     has_second_pass = rank.training.overheads.norm_weight_grad_kernel and rank.model.norm is Norm.LAYERNORM
-    return memory_bound.norm_spec(rank.model.norm, fused=rank.training.fuses(FusedKernel.NORM) and not has_second_pass)
+    is_fused = rank.training.fuses(FusedKernel.NORM) and not has_second_pass
+    spec = memory_bound.norm_spec(rank.model.norm, fused=is_fused)
+    return memory_bound.norm_of_fp32_copy(spec) if is_fused and rank.training.overheads.norm_fp32_copy else spec
 
 
 def residual_fork_operator(rank: RankContext, name: str) -> Operator:

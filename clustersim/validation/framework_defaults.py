@@ -408,7 +408,9 @@ FRAMEWORKS: Final = (
     FrameworkDefaults(
         "nanotron", framework="nanotron", version="bench-cluster", p2p_overlap=False, backward_tp_overlap=False
     ),
-    FrameworkDefaults("internevo", framework="internevo"),
+    # its rows say that norms are recomputed where layers are not: dropout_selective_checkpoint of
+    # internlm/model/modeling_internlm.py
+    FrameworkDefaults("internevo", framework="internevo", is_dated=True),
     # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
     replace(_ALEPH_ALPHA, name_substring="aleph alpha scaling, fused norms", version="fused-norms"),
@@ -426,6 +428,7 @@ FRAMEWORKS: Final = (
         numa_binding=True,  # its scripts recommend bindpcie (best_practice/deepseek-v3/readme.md)
         precision_configs=MOE_MODEL_ZOO,
     ),
+    replace(_MEGATRON, name_substring="primus", framework="primus"),
     _MEGATRON,
     _DEEPSPEED_2025,
     _DEEPSPEED,

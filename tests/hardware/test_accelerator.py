@@ -132,6 +132,7 @@ def test_the_documented_accelerators_are_packaged() -> None:
         ("h20-sxm-96gb", 148e12, 4.0e12, "h100-sxm-80gb"),
         ("a800-sxm-80gb", 312e12, 2.0e12, "a100-sxm-80gb"),
         ("gh200-96gb", 989e12, 4.0e12, "h100-sxm-80gb"),
+        ("gh200-96gb-660w", 989e12, 4.0e12, "h100-sxm-96gb"),
         ("l40s", 362e12, 0.86e12, "a100-pcie-80gb"),
         ("rtx-4090", 165.2e12, 1.008e12, "a100-pcie-80gb"),
         ("mi250x", 383e12 / 2, 3.28e12 / 2, "mi300x"),

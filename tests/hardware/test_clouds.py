@@ -58,7 +58,7 @@ PUBLISHED = {
     "gcp-a3-ultra": PublishedCluster("h200-sxm-141gb", 8, 3_200, "roce", 4 * 8 * 32 * 16),
     "gcp-a4": PublishedCluster("b200-sxm-180gb", 8, 3_200, "roce", 4 * 8 * 32 * 16),
     "gcp-a4x": PublishedCluster("gb200", 4, 1_600, "roce", 72 * 16 * 8),
-    "alps-gh200": PublishedCluster("gh200-96gb", 4, 800, "slingshot", 10_752),
+    "alps-gh200": PublishedCluster("gh200-96gb-660w", 4, 800, "slingshot", 10_752),
     "jupiter-gh200": PublishedCluster("gh200-96gb", 4, 800, "infiniband", 24_000),
     "hgx-a800": PublishedCluster("a800-sxm-80gb", 8, 1_600, "infiniband", 20 * 8 * 4 * 32),
     "hgx-h20": PublishedCluster("h20-sxm-96gb", 8, 3_200, "infiniband", 65_536),

@@ -161,9 +161,14 @@ def test_the_fused_softmax_limits_on_keys_and_heads(keys: int, heads: int, fused
     assert softmax.saved_bytes == scores * (2 if fused else 4)
 
 
-@pytest.mark.parametrize(("switch", "passes"), [("bias_adds", 2), ("norm_weight_grad_kernel", 2 * 2)])
+@pytest.mark.parametrize(
+    ("switch", "passes"), [("bias_adds", 2), ("norm_weight_grad_kernel", 2 * 2), ("norm_fp32_copy", 2 * 9)]
+)
 def test_bias_adds_and_double_norms_pass_over_activations_again(switch: str, passes: int) -> None:
-    """Queries, keys and values forward; the inputs of two norms backward."""
+    """Queries, keys and values forward; the inputs of two norms backward.
+
+    A copy in FP32: 2 + 4 and 4 + 2 bytes forward, against 2 + 2, and 2 + 4 + 4 and 4 + 2 backward, against 6.
+    """
     (spec,) = SMALL.distinct_specs
     switched, plain = (
         transformer_layer(SMALL, spec, training_config, LayerShard(2, 64, 64))

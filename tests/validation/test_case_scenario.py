@@ -63,6 +63,7 @@ def test_blackwell_ultra_has_its_own_clusters(gpu: str, network: str, ports: int
     ("gpu", "interconnect", "node_gpus", "port"),
     [
         ("gh200-96gb", "nvlink4 + 4x200G-slingshot", 4, 25e9),
+        ("gh200-96gb-660w", "nvlink4 + 4x200G-slingshot", 4, 25e9),
         ("a800-sxm-80gb", "nvlink3-400GB/s + unknown", 8, 25e9),
     ],
 )
@@ -169,7 +170,7 @@ def test_invalid_layers_per_stage_are_rejected() -> None:
             {FusedKernel.NORM, FusedKernel.ACTIVATION, FusedKernel.RESIDUAL, FusedKernel.SOFTMAX},
             False,
         ),
-        ("internevo", "internevo", {FusedKernel.OPTIMIZER}, True),
+        ("internevo", "internevo", {FusedKernel.ACTIVATION, FusedKernel.OPTIMIZER}, True),
         ("megatron-llama (megatron-lm)", "megatron-llama", {FusedKernel.ROTARY, FusedKernel.ACTIVATION}, True),
     ],
 )

@@ -58,6 +58,8 @@ class OverheadsConfig(ConfigModel):
     """weight gradients of a LayerNorm are a second kernel, which reads both operands again;
     left out: the framework's
     """
+    norm_fp32_copy: bool | None = None
+    """norms in one kernel read an FP32 copy of their input; left out: the framework's"""
     norm_in_linear: bool | None = None
     """norms are fused into the following matmul; left out: the framework's"""
     permute_unfused: bool | None = None
