@@ -20,7 +20,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.degradation import Degradations
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.layer_stack import BlockForm
-from clustersim.model.linear_loss import RECOMPUTING_LOSSES
+from clustersim.model.linear_loss import LOSSES_BY_PART
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Grouping
@@ -151,7 +151,7 @@ def _model_problems(scenario: Scenario) -> Iterator[str]:
 def _loss_and_optimizer_problems(scenario: Scenario) -> Iterator[str]:
     if scenario.training.optimizer not in (Optimizer.ADAM, Optimizer.SGD):
         yield "training.optimizer: only torch's adam and sgd can be checked"
-    if scenario.training.loss in RECOMPUTING_LOSSES:
+    if scenario.training.loss in LOSSES_BY_PART:
         yield "training.loss: losses that compute the logits again cannot be checked; set it to fused_linear"
 
 

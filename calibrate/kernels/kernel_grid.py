@@ -27,7 +27,7 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 from clustersim.model.layer_stack import MlpType, MoeMlp
-from clustersim.model.linear_loss import RECOMPUTING_LOSSES
+from clustersim.model.linear_loss import LOSSES_BY_PART
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
@@ -307,9 +307,7 @@ def _is_moe_kernel(kernel: Kernel) -> bool:
 
 
 def _loss_kernels(dtype: DType) -> Iterator[Kernel]:
-    implementations = [
-        loss for loss in LossImplementation if loss not in RECOMPUTING_LOSSES
-    ]  # whose kernels are theirs
+    implementations = [loss for loss in LossImplementation if loss not in LOSSES_BY_PART]  # whose kernels are theirs
     for implementation, (row_count, width) in product(implementations, _VOCABULARIES):
         loss_operator = memory_bound.loss_spec(implementation)
         yield loss_operator.forward_kernel("grid.loss", dtype, loss_operator.shape_for(row_count, width))

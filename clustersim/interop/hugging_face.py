@@ -217,7 +217,7 @@ def _training(settings: _Settings, replicas: int, fsdp_keys: Mapping[str, Any]) 
     elif loss not in (None, "nll"):
         settings.remarks.append(f"loss_type {loss} is taken for cross-entropy")
     if _fuses_linear_loss(settings):
-        training["loss"] = "fused_linear"
+        training["loss"] = "liger"
         settings.remarks.append("Liger's loss is read; its other kernels are those of training.fused")
     lora = _lora(settings)
     if lora is not None:

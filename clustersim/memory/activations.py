@@ -268,7 +268,12 @@ class Activations:
         match self.plan.training.loss:
             case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
                 return 2 * DType.FP32.bytes + z_gradient
-            case LossImplementation.CHUNKED | LossImplementation.CUT_CROSS_ENTROPY:
+            case (
+                LossImplementation.CHUNKED
+                | LossImplementation.CUT_CROSS_ENTROPY
+                | LossImplementation.LIGER
+                | LossImplementation.LIGER_FP32_SUM
+            ):
                 return self.element_bytes * self._logit_share
             case LossImplementation.FUSED_LINEAR:
                 return 2 * self.element_bytes * self._logit_share
@@ -286,15 +291,16 @@ class Activations:
     @property
     def _logit_share(self) -> float:
         """The part of the logits that exists at once."""
-        shard = self.plan.layer_shard
-        return logit_share(self.plan.training.loss, shard.tokens, shard.vocab_rows(self.plan.model.vocab))
+        shard, model = self.plan.layer_shard, self.plan.model
+        vocab_rows = shard.vocab_rows(model.vocab)
+        return logit_share(self.plan.training.loss, shard.tokens, hidden=model.hidden, vocab_rows=vocab_rows)
 
     @property
     def loss_accumulation_bytes(self) -> Bytes:
         """Bytes of what a loss adds up over its parts, in addition to the gradients that every loss returns.
 
         The gradient of the hidden states in FP32 (Megatron-LM's linear_cross_entropy), or that of the output matrix
-        from one chunk while it is added to the sum (`chunked_nll`).
+        from one chunk while it is added to the sum (`chunked_nll`), with its copy in FP32 (`liger_fp32_sum`).
         """
         shard, hidden = self.plan.layer_shard, self.plan.model.hidden
         match self.plan.training.loss:
@@ -302,6 +308,8 @@ class Activations:
                 return shard.tokens * hidden * DType.FP32.bytes
             case LossImplementation.CHUNKED_NLL:
                 return shard.vocab_rows(self.plan.model.vocab) * hidden * self.element_bytes
+            case LossImplementation.LIGER_FP32_SUM:
+                return shard.vocab_rows(self.plan.model.vocab) * hidden * (self.element_bytes + DType.FP32.bytes)
         return 0.0
 
     @property

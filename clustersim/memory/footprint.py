@@ -294,12 +294,12 @@ class Footprint:
                     for stage_units in units
                 ]
                 reshards = strategy.reshards_parameters(is_pipelined=self.plan.layout.is_pipelined)
-                parameter_bytes = (
-                    _max_window(unit_bytes, strategy.prefetch_depth + 1) if reshards else sum(map(sum, unit_bytes))
-                )
+                total, window = sum(map(sum, unit_bytes)), _max_window(unit_bytes, strategy.prefetch_depth + 1)
+                parameter_bytes = max(window, min(total, self.framework.zero3_live_bytes)) if reshards else total
                 if self.plan.accumulates_full_gradients:
                     return parameter_bytes
-                return parameter_bytes + max(map(self.reduction_buffer_bytes, stages))
+                buffers = max(map(self.reduction_buffer_bytes, stages)) + self.framework.zero3_bucket_bytes
+                return parameter_bytes + buffers
         return 0.0
 
     def in_transit_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:

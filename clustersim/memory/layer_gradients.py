@@ -4,9 +4,10 @@ Backward goes through the layer from its end. An operator reads its output's gra
 then what it had saved, and the gradient it has read, are freed. Between two linear layers, as in an MLP's
 activation or the attention core, these are the gradients of the second one's input and of the first one's
 output. So a gated MLP has 3 f elements of gradients for each token (f its width) once it has freed f of the 3 f
-that it had saved. The gradient of the residual stream exists with them, as does
-what an operator between the two holds only for a while (gathered keys and values). Operators without a linear layer
-of their own (latent attention, routed experts) count as if they freed what they need.
+that it had saved, or f where the activation writes its gradients in place of what it saved (Liger). The
+gradient of the residual stream exists with them, as does what an operator between the two holds only for a
+while (gathered keys and values). Operators without a linear layer of their own (latent attention, routed
+experts) count as if they freed what they need.
 """
 
 from clustersim.common.units import Bytes
@@ -18,17 +19,18 @@ def activation_gradient_bytes(layer: LayerOperators, element_bytes: Bytes, gathe
 
     gathered_copies: full gradients of the input of column-parallel layers that exist at once.
     """
-    peak = freed = next_input = freed_by_next = temporary = 0.0
+    peak = freed = next_input = freed_by_next = temporary = overwritten = 0.0
     for operator in reversed(layer.operators):
         temporary = max(temporary, operator.temporary_bytes)
+        overwritten += operator.overwritten_bytes
         if operator.linear is not None:
             linear = operator.linear
             output, single_input = (linear.tokens * width * element_bytes for width in (linear.outputs, linear.inputs))
             copies = 1 if linear.row_parallel else gathered_copies
-            between_linears = next_input + temporary + output - freed_by_next
+            between_linears = next_input + temporary + output - freed_by_next - overwritten
             in_linear = output + copies * single_input - freed
             peak = max(peak, between_linears, in_linear)
-            next_input, freed_by_next, temporary = single_input, freed + operator.saved_bytes, 0.0
+            next_input, freed_by_next, temporary, overwritten = single_input, freed + operator.saved_bytes, 0.0, 0.0
         freed += operator.saved_bytes
     if temporary:  # of operators before the first linear layer
         peak = max(peak, next_input + temporary - freed_by_next)

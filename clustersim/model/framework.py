@@ -111,7 +111,8 @@ class Framework:
     where single operations or some layers are recomputed, or all (None: the same); communicator_bytes: buffers of
     one process
     group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
-    matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
+    matmuls, if any; zero3_bucket_bytes: permanent buffer in which ZeRO-3 gathers gradients for their reduction, if any;
+    zero3_live_bytes: gathered parameters that ZeRO-3 keeps for their next use; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
     say; torch_fsdp: FSDP is PyTorch's, whose shards are the master weights, and gradients exist from backward
     until the optimizer has run (`Footprint`); launch_seconds, backward_launch_seconds: host seconds per
     forward (and optimizer) and backward kernel; compiled_launch_seconds: per kernel of a compiled layer, in either
@@ -131,6 +132,8 @@ class Framework:
     communicator_bytes: Bytes
     workspace_bytes: Bytes = 0.0
     grouped_workspace_bytes: Bytes = 0.0
+    zero3_bucket_bytes: Bytes = 0.0
+    zero3_live_bytes: Bytes = 0.0
     deallocate_pipeline_outputs: bool = True
     torch_fsdp: bool = False
     launch_seconds: Seconds = 0.0

@@ -52,6 +52,8 @@ def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str
         communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
         workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
         grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
+        zero3_bucket_bytes=_read_bytes(memory, "zero3_bucket"),
+        zero3_live_bytes=_read_bytes(memory, "zero3_live"),
         deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
         torch_fsdp=memory.get_bool("torch_fsdp"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),

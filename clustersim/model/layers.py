@@ -30,7 +30,7 @@ from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBo
 from clustersim.model.layer_blocks import LayerBranches, block_operators, join_streams
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
-from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
+from clustersim.model.linear_loss import LOSSES_BY_PART, loss_operators_by_part
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.mixers.cross_attention import cross_attention_operators
@@ -203,8 +203,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     logits = LinearLayer(
         "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
     )
-    if training.loss in RECOMPUTING_LOSSES:
-        return recomputing_loss_operators(rank, logits)
+    if training.loss in LOSSES_BY_PART:
+        return loss_operators_by_part(rank, logits)
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))

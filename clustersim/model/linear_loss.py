@@ -7,14 +7,18 @@ gradient of that matrix to the sum of the others, in the activation format. CUT_
 2024, arXiv:2411.09009, algorithms 1 to 3) keeps logits on the chip in forward. Its backward, like Megatron-LM's
 (megatron/core/fusions/linear_cross_entropy), writes the gradient of the logits of one split of the vocabulary at
 a time; Apple's kernel also skips blocks whose gradient vanishes, which is not counted. It caps logits in
-registers. FUSED_LINEAR (Liger, torchtitan) computes gradients in forward and nothing twice; its few large
-chunks are timed as one.
+registers. FUSED_LINEAR (torchtitan) computes gradients in forward and nothing twice; its few large
+chunks are timed as one. LIGER (linkedin/Liger-Kernel, ops/fused_linear_cross_entropy.py) does, too, in chunks of
+the next power of two of tokens x hidden size / vocabulary, and the matmul of each chunk adds its gradient to the
+output matrix's (since c9fc646f, 2026-07-01); releases up to 0.8.0 write it, copy it to FP32 and add the copy.
 """
 
+import math
 from dataclasses import replace
 from itertools import chain
 from typing import Final
 
+from clustersim.common.dtypes import DType
 from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel
 from clustersim.model.linear import LinearLayer
@@ -25,7 +29,10 @@ from clustersim.model.training import FusedKernel, LossImplementation
 
 RECOMPUTING_LOSSES: Final = frozenset({LossImplementation.CHUNKED_NLL, LossImplementation.CUT_CROSS_ENTROPY})
 """Losses whose backward computes the logits again."""
-LOSSES_WITH_MATMUL: Final = RECOMPUTING_LOSSES | {LossImplementation.FUSED_LINEAR}
+_LIGER_LOSSES: Final = frozenset({LossImplementation.LIGER, LossImplementation.LIGER_FP32_SUM})
+LOSSES_BY_PART: Final = RECOMPUTING_LOSSES | _LIGER_LOSSES
+"""Losses whose parts are timed one by one."""
+LOSSES_WITH_MATMUL: Final = LOSSES_BY_PART | {LossImplementation.FUSED_LINEAR}
 """Losses that run the output matrix themselves, for a part of the logits at a time."""
 LOSS_CHUNKS: Final = 8
 """Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
@@ -35,30 +42,38 @@ VOCAB_SPLIT: Final = 3072
 """Vocabulary entries whose gradients exist at once (Megatron-LM, linear_cross_entropy, LCE_BWD_VOCAB_SPLIT_SIZE)."""
 
 
-def logit_share(loss: LossImplementation, tokens: int, vocab_rows: int) -> float:
+def chunk_tokens(loss: LossImplementation, tokens: int, *, hidden: int, vocab_rows: int) -> int:
+    """Tokens of a chunk of a loss that is timed chunk by chunk."""
+    if loss not in _LIGER_LOSSES:
+        return min(tokens, CHUNK_TOKENS)
+    share = math.ceil(tokens / math.ceil(vocab_rows / hidden))
+    return min(tokens, 1 << (share - 1).bit_length())
+
+
+def logit_share(loss: LossImplementation, tokens: int, *, hidden: int, vocab_rows: int) -> float:
     """The part of a rank's logits [tokens, vocab_rows] that exists at once."""
     match loss:
         case LossImplementation.CHUNKED | LossImplementation.FUSED_LINEAR:
             return 1 / LOSS_CHUNKS
-        case LossImplementation.CHUNKED_NLL:
-            return min(1.0, CHUNK_TOKENS / tokens)
+        case LossImplementation.CHUNKED_NLL | LossImplementation.LIGER | LossImplementation.LIGER_FP32_SUM:
+            return chunk_tokens(loss, tokens, hidden=hidden, vocab_rows=vocab_rows) / tokens
         case LossImplementation.CUT_CROSS_ENTROPY:
             return min(1.0, VOCAB_SPLIT / vocab_rows)
     return 1.0
 
 
-def recomputing_loss_operators(rank: RankContext, logits: LinearLayer) -> list[Operator]:
-    """The output matrix with a loss that computes the logits in forward and again in backward.
+def loss_operators_by_part(rank: RankContext, logits: LinearLayer) -> list[Operator]:
+    """The output matrix with a loss of `LOSSES_BY_PART`.
 
     logits: the linear layer of all tokens and of this rank's part of the vocabulary.
     """
     operator = linear_operator(rank, logits, rank.residual_bytes)
     if rank.training.loss is LossImplementation.CUT_CROSS_ENTROPY:
         return [_cut_operator(rank, operator)]
-    sizes = _chunk_sizes(logits.tokens)
+    sizes = _chunk_sizes(rank, logits)
     chunks = [_chunk_kernels(rank, replace(logits, tokens=tokens)) for tokens in sizes]
     forward, input_gradient, weight_gradients = (tuple(chain(*kernels)) for kernels in zip(*chunks, strict=True))
-    sums = (len(sizes) - 1) * _matrix_sum(rank, logits)
+    sums = _matrix_sums(rank, logits, len(sizes))
     return [
         replace(
             operator,
@@ -69,13 +84,14 @@ def recomputing_loss_operators(rank: RankContext, logits: LinearLayer) -> list[O
     ]
 
 
-def _chunk_sizes(tokens: int) -> list[int]:
-    full, remainder = divmod(tokens, CHUNK_TOKENS)
-    return [CHUNK_TOKENS] * full + [remainder] * bool(remainder)
+def _chunk_sizes(rank: RankContext, logits: LinearLayer) -> list[int]:
+    size = chunk_tokens(rank.training.loss, logits.tokens, hidden=logits.inputs, vocab_rows=logits.outputs)
+    full, remainder = divmod(logits.tokens, size)
+    return [size] * full + [remainder] * bool(remainder)
 
 
 def _chunk_kernels(rank: RankContext, chunk: LinearLayer) -> tuple[tuple[Kernel, ...], ...]:
-    """Kernels of a chunk: forward, the same again with the input gradient, and the weight gradient."""
+    """Kernels of a chunk: forward, the input gradient (behind the same again if recomputed), the weight gradient."""
     recipe, dtype = rank.training.recipe, rank.dtype
     softcap = memory_bound.softcap_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
     specs = {"head.softcap": softcap} if rank.model.final_logit_softcapping else {}
@@ -87,19 +103,28 @@ def _chunk_kernels(rank: RankContext, chunk: LinearLayer) -> tuple[tuple[Kernel,
     gradients = (spec.backward_kernels(name, dtype, shapes[name]) for name, spec in reversed(specs.items()))
     forward = (*chunk.forward(recipe), *pointwise)
     recomputed = tuple(replace(kernel, name=f"{kernel.name}.recompute") for kernel in forward)
-    backward = (*recomputed, *chain(*gradients), *chunk.input_gradient(recipe))
-    return forward, backward, chunk.weight_gradient(recipe, Accumulation.COPIED)[:1]
+    again = recomputed if rank.training.loss in RECOMPUTING_LOSSES else ()
+    backward = (*again, *chain(*gradients), *chunk.input_gradient(recipe))
+    return forward, backward, (_chunk_weight_gradient(rank, chunk),)
 
 
-def _matrix_sum(rank: RankContext, logits: LinearLayer) -> tuple[Kernel, ...]:
-    """The sum of two gradients of the output matrix, in the activation format."""
-    return memory_bound.accumulate_kernels(
-        f"{logits.name}.chunk_sum",
-        (logits.outputs, logits.inputs),
-        gradient_dtype=rank.dtype,
-        accumulator_dtype=rank.dtype,
-        accumulation=Accumulation.ADDED,
-    )
+def _chunk_weight_gradient(rank: RankContext, chunk: LinearLayer) -> Kernel:
+    """The output matrix's gradient of a chunk; Liger's matmul reads the sum that it adds to."""
+    gradient = chunk.weight_gradient(rank.training.recipe, Accumulation.COPIED)[0]
+    sum_bytes = chunk.parameter_count * rank.dtype.bytes if rank.training.loss is LossImplementation.LIGER else 0.0
+    return replace(gradient, bytes=gradient.bytes + sum_bytes)
+
+
+def _matrix_sums(rank: RankContext, logits: LinearLayer, chunks: int) -> tuple[Kernel, ...]:
+    """What adds the chunks' gradients of the output matrix, in the activation format."""
+    name, size = f"{logits.name}.chunk_sum", (logits.outputs, logits.inputs)
+    match rank.training.loss:
+        case LossImplementation.LIGER:
+            return ()
+        case LossImplementation.LIGER_FP32_SUM:
+            copy = memory_bound.convert_kernel(f"{name}.convert", rank.dtype, DType.FP32, size)
+            return chunks * (copy, memory_bound.add_kernel(name, size, gradient=DType.FP32, accumulator=rank.dtype))
+    return (chunks - 1) * (memory_bound.add_kernel(name, size, gradient=rank.dtype, accumulator=rank.dtype),)
 
 
 def _accumulation(rank: RankContext, logits: LinearLayer) -> tuple[Kernel, ...]:

@@ -247,6 +247,8 @@ _LOSS_SPECS = MappingProxyType(
         LossImplementation.COMPILED: _LOSS_COMPILED,
         LossImplementation.CHUNKED: _LOSS_COMPILED,
         LossImplementation.FUSED_LINEAR: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
+        LossImplementation.LIGER: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
+        LossImplementation.LIGER_FP32_SUM: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
         LossImplementation.CHUNKED_NLL: replace(_LOSS_TORCH, saved=MemoryPasses(0)),
         LossImplementation.CUT_CROSS_ENTROPY: replace(
             _LOSS_COMPILED, forward=MemoryPasses(0, launches=0), backward=None, saved=MemoryPasses(0)
@@ -439,15 +441,16 @@ def accumulate_kernels(
             convert = convert_kernel(f"{name}.convert", gradient_dtype, accumulator_dtype, size)
             return (
                 convert,
-                _add_kernel(name, size, gradient_dtype=accumulator_dtype, accumulator_dtype=accumulator_dtype),
+                add_kernel(name, size, gradient=accumulator_dtype, accumulator=accumulator_dtype),
             )
-    return (_add_kernel(name, size, gradient_dtype=gradient_dtype, accumulator_dtype=accumulator_dtype),)
+    return (add_kernel(name, size, gradient=gradient_dtype, accumulator=accumulator_dtype),)
 
 
-def _add_kernel(name: str, size: tuple[int, int], *, gradient_dtype: DType, accumulator_dtype: DType) -> Kernel:
-    shape = MemoryBoundShape(MemoryBoundOp.ACCUMULATE, *size, fused=True, formats=(accumulator_dtype,))
-    moved_bytes = float(shape.elements * (gradient_dtype.bytes + 2 * accumulator_dtype.bytes))
-    return Kernel(name, KernelKind.COPY, gradient_dtype, 0.0, moved_bytes, shape, is_over_weights=True)
+def add_kernel(name: str, size: tuple[int, int], *, gradient: DType, accumulator: DType) -> Kernel:
+    """The gradient of a weight [rows, width] added to the accumulator, each in its format."""
+    shape = MemoryBoundShape(MemoryBoundOp.ACCUMULATE, *size, fused=True, formats=(accumulator,))
+    moved_bytes = float(shape.elements * (gradient.bytes + 2 * accumulator.bytes))
+    return Kernel(name, KernelKind.COPY, gradient, 0.0, moved_bytes, shape, is_over_weights=True)
 
 
 def convert_kernel(name: str, source: DType, target: DType, size: tuple[int, int]) -> Kernel:

@@ -24,15 +24,13 @@ def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after
     """
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
     activation = memory_bound.activation_spec(spec.form, fused=rank.training.fuses(FusedKernel.ACTIVATION))
+    shapes = (activation.shape_for(shard.tokens, ffn),)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, f"{name}.activation", rank.dtype, activation, shapes)
+    if rank.training.overheads.activation_in_place:
+        operator = replace(operator, overwritten_bytes=operator.saved_bytes)
     return [
         _up_projection(rank, spec.form, ffn, name, after_norm=after_norm),
-        memory_bound_operator(
-            ParallelRegion.SHARDED,
-            f"{name}.activation",
-            rank.dtype,
-            activation,
-            (activation.shape_for(shard.tokens, ffn),),
-        ),
+        operator,
         _down_projection(rank, spec.form, ffn, name),
     ]
 

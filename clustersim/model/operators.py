@@ -173,22 +173,22 @@ class Operator:
     """One operator of a layer on one rank.
 
     parameter_count: parameters on this rank, of the parameter group `parameter_group`; reused_parameters: those of an
-    earlier layer that it uses again; saved_bytes: activations saved from forward to backward if nothing is recomputed;
-    deferred_wgrad_bytes: held from the input gradient to the weight gradient where the two run separately (its input
-    and its output gradient);
-    memberships: recomputable modules that it belongs to; reads_module: the module whose output is its
-    `wgrad_input_bytes`; recompute_override: kernels that selective recomputation by operations runs again
-    (None: all of forward), saving `saved_output_bytes` of the other outputs; region_input: which input of its
-    region it reads if it is not the first operator (None: an output of the region); linear: its linear layer;
-    wgrad_input_bytes: bytes of `saved_bytes` that only its weight gradient reads; backward_output_bytes:
-    bytes of its output that its own backward reads, too, where the following operator saves them; trainable:
-    its parameters have gradients; saves_full_input: it saves its input unsharded under sequence parallelism;
-    tp_collectives: its collectives within a sharded region; dequantized_bytes: weights that exist in the
-    matmul format while it runs; saves_outputs: backward needs something that exists only after forward has
-    run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
-    region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
-    copies are made once per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while
-    its backward runs; forward_only: no gradient passes it, so that its collectives have none either.
+    earlier layer that it uses again; saved_bytes: activations saved from forward to backward if nothing is
+    recomputed; deferred_wgrad_bytes: held from the input gradient to the weight gradient where the two run separately
+    (its input and its output gradient); memberships: recomputable modules that it belongs to; reads_module: the
+    module whose output is its `wgrad_input_bytes`; recompute_override: kernels that selective recomputation by
+    operations runs again (None: all of forward), saving `saved_output_bytes` of the other outputs; region_input:
+    which input of its region it reads if it is not the first operator (None: an output of the region); linear: its
+    linear layer; wgrad_input_bytes: bytes of `saved_bytes` that only its weight gradient reads;
+    backward_output_bytes: bytes of its output that its own backward reads, too, where the following operator saves
+    them; trainable: its parameters have gradients; saves_full_input: it saves its input unsharded under sequence
+    parallelism; tp_collectives: its collectives within a sharded region; dequantized_bytes: weights that exist in the
+    matmul format while it runs; saves_outputs: backward needs something that exists only after forward has run (a
+    mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its region for it,
+    None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized copies are made once
+    per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while its backward runs;
+    overwritten_bytes: bytes of `saved_bytes` in whose place it writes its gradients; forward_only: no gradient passes
+    it, so that its collectives have none either.
     """
 
     name: str
@@ -206,6 +206,7 @@ class Operator:
     recompute_override: tuple[Kernel, ...] | None = None
     saved_output_bytes: Bytes = 0.0
     temporary_bytes: Bytes = 0.0
+    overwritten_bytes: Bytes = 0.0
     region_input: RegionInput | None = None
     linear: LinearLayer | None = None
     wgrad_input_bytes: Bytes = 0.0

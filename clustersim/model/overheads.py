@@ -145,7 +145,8 @@ class Overheads:
     Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and values, and
     reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by a separate kernel;
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
-    again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; norm_in_linear, a norm before plain
+    again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
+    activation writes its gradients in place of what it saved (Liger's SwiGLU); norm_in_linear, a norm before plain
     attention or a dense MLP is fused into the following linear layer and cannot be recomputed separately (Transformer
     Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax supports at most this number of keys,
     and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32; autocast, weights are in FP32 and
@@ -193,6 +194,7 @@ class Overheads:
     bias_adds: bool = False
     norm_weight_grad_kernel: bool = False
     norm_fp32_copy: bool = False
+    activation_in_place: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -219,6 +221,7 @@ class Overheads:
     def layer_implementation(self) -> "Overheads":
         """Only how layers, casts, tensor and context parallelism are implemented, no extra work."""
         return Overheads(
+            activation_in_place=self.activation_in_place,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

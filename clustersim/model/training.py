@@ -94,16 +94,17 @@ class LossImplementation(Enum):
 
     VOCAB_PARALLEL is Megatron-LM's, unfused operations in FP32; TORCH is PyTorch's log-softmax and negative
     log-likelihood; TORCH_FP32 is that of logits that the model returns in FP32 and the training loop keeps until
-    backward is done (Hugging Face's models until 2024; torchtitan until its pull request 391); FUSED is one
-    kernel each way (Apex, Transformer Engine, Liger); COMPILED is PyTorch's behind torch.compile, one kernel
-    each way that converts to FP32 in registers, so that the logits are saved unchanged; CHUNKED is that over a
-    chunk of the tokens at a time (torchtune's `CEWithChunkedOutputLoss`). FUSED_LINEAR runs the output matrix,
-    the loss and both their backwards for a chunk of the tokens at a time, so that only a chunk's logits exist
-    (Liger's `fused_linear_cross_entropy`; torchtitan's `ChunkedCELoss`): what is saved is the gradient of the
-    hidden states, as large as these. CHUNKED_NLL is PyTorch's loss of a few tokens at a time under an activation
-    checkpoint (TRL's `chunked_nll`), CUT_CROSS_ENTROPY a kernel that keeps logits on the chip (Wijmans et al. 2024,
-    arXiv:2411.09009; Megatron-LM's `--cross-entropy-fusion-impl linear`): the backward of both computes the logits
-    again (`model.linear_loss`).
+    backward is done (Hugging Face's models until 2024; torchtitan until its pull request 391); FUSED is one kernel
+    each way (Apex, Transformer Engine, Liger); COMPILED is PyTorch's behind torch.compile, one kernel each way that
+    converts to FP32 in registers, so that the logits are saved unchanged; CHUNKED is that over a chunk of the tokens
+    at a time (torchtune's `CEWithChunkedOutputLoss`). FUSED_LINEAR runs the output matrix, the loss and both their
+    backwards for a chunk of the tokens at a time, so that only a chunk's logits exist (torchtitan's `ChunkedCELoss`):
+    what is saved is the gradient of the hidden states, as large as these. LIGER is Liger's
+    `fused_linear_cross_entropy`, which does so in more and smaller chunks; LIGER_FP32_SUM that of its releases up to
+    0.8.0, which add a chunk's gradient of the output matrix by way of an FP32 copy. CHUNKED_NLL is PyTorch's loss of
+    a few tokens at a time under an activation checkpoint (TRL's `chunked_nll`), CUT_CROSS_ENTROPY a kernel that keeps
+    logits on the chip (Wijmans et al. 2024, arXiv:2411.09009; Megatron-LM's `--cross-entropy-fusion-impl linear`):
+    the backward of both computes the logits again (`model.linear_loss`).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
@@ -113,6 +114,8 @@ class LossImplementation(Enum):
     COMPILED = "compiled"
     CHUNKED = "chunked"
     FUSED_LINEAR = "fused_linear"
+    LIGER = "liger"
+    LIGER_FP32_SUM = "liger_fp32_sum"
     CHUNKED_NLL = "chunked_nll"
     CUT_CROSS_ENTROPY = "cut_cross_entropy"
 

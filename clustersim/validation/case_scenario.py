@@ -252,6 +252,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
 def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """The section `overheads`, where it differs from the framework's."""
     overheads = moe_overheads(case, defaults) if has_experts(case) else {}
+    overheads |= defaults.kernel_overheads(case)
     if defaults.ring_attention is not None:
         overheads |= {"ring_attention": defaults.ring_attention.value}
     return {"overheads": overheads} if overheads else {}

@@ -53,6 +53,7 @@ _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
 _FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash4"}
 _LIGER_NOTE: Final = "Liger kernels"
+_LIGER_RELEASE: Final = re.compile(rf"{_LIGER_NOTE} (\d+\.\d+\.\d+)")
 _FLA_NOTE: Final = "flash-linear-attention's own trainer"
 # Of both: linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py), rope, rms_norm, swiglu and
 # fused_linear_cross_entropy are True; fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on
@@ -153,7 +154,7 @@ class FrameworkDefaults:
         """`training.loss` and `training.fused`, where the row says what is not the software's default."""
         notes = case.text("notes")
         if _LIGER_NOTE in notes:
-            return {"loss": "fused_linear", "fused": [*_KERNEL_LIBRARY_FUSES]}
+            return {"loss": _liger_loss(notes), "fused": [*_KERNEL_LIBRARY_FUSES]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
         stated_loss |= {"loss": "chunked_nll"} if _CHUNKED_NLL_NOTE in notes else {}
@@ -162,6 +163,10 @@ class FrameworkDefaults:
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
+
+    def kernel_overheads(self, case: ValidationCase) -> dict[str, Any]:
+        """`training.overheads`, where the row's kernels differ from the software's: Liger's SwiGLU saves memory."""
+        return {"activation_in_place": True} if _LIGER_NOTE in case.text("notes") else {}
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
         """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
@@ -484,6 +489,13 @@ def _cuda_graph_scope(case: ValidationCase) -> bool | str:
     if has_experts(case) and _ATTENTION_GRAPH_NOTE.search(notes):
         return GraphCapture.OUTSIDE_EXPERTS.value
     return _CUDA_GRAPH_NOTE.search(notes) is not None and not (has_experts(case) and _ROUTER_GRAPH_NOTE.search(notes))
+
+
+def _liger_loss(notes: str) -> str:
+    """Liger's loss of the release in the notes; if none is stated: of the releases up to 0.8.0."""
+    stated = _LIGER_RELEASE.search(notes)
+    is_old = stated is None or tuple(map(int, stated[1].split("."))) <= (0, 8, 0)
+    return "liger_fp32_sum" if is_old else "liger"
 
 
 def _code_date(case: ValidationCase) -> str | None:

@@ -177,7 +177,7 @@ def test_llama_factory_recomputes_unless_told_not_to() -> None:
 
 def test_liger_s_loss_is_fused_with_the_matrix() -> None:
     liger = _import({**AXOLOTL, "liger_fused_linear_cross_entropy": True})
-    assert liger.mapping["training"]["loss"] == "fused_linear"
+    assert liger.mapping["training"]["loss"] == "liger"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.memory.activations import ActivationKind, Activations
+from clustersim.model.overheads import NO_OVERHEADS
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import (
@@ -223,6 +224,22 @@ def test_a_loss_with_its_matmul_has_an_eighth_of_the_logits_and_of_their_gradien
     activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
     chunk, matrix = 4 * 8192 * 128256 / 8, 2 * 128256 * 4096
     assert activations.transient_bytes(layer_stage(activations, 1, head=True)) == chunk + matrix
+
+
+def test_liger_computes_gradients_of_logits_and_of_gate_and_up_in_their_place() -> None:
+    """A 32nd of the logits once; its release 0.8.0 has the output matrix' gradient in bf16 and FP32 as well.
+
+    Of a layer's gradients those of the MLP's activation are the most, 2 x 14,336 wide beyond what it has freed; in
+    place, those of the last matrix are, 14,336 and 4,096 wide. Both with the residual stream's.
+    """
+    liger, old = (Training(8192, 1, loss=LossImplementation(name)) for name in ("liger", "liger_fp32_sum"))
+    in_place = replace(liger, overheads=replace(NO_OVERHEADS, activation_in_place=True))
+    model = load_preset("llama3-8b")
+    plain, summed, placed = (Activations(Plan(model, training, Layout())) for training in (liger, old, in_place))
+    assert plain.bytes_of(ActivationKind.LOSS_GRADIENT) == 2 * 256 * 128256
+    assert summed.loss_accumulation_bytes == (2 + 4) * 128256 * 4096
+    assert plain.layer_gradient_bytes(model.distinct_specs[0]) == 2 * 8192 * (2 * 14336 + 4096)
+    assert placed.layer_gradient_bytes(model.distinct_specs[0]) == 2 * 8192 * (14336 + 2 * 4096)
 
 
 def test_the_head_gradient_is_allocated_after_the_softmax_is_freed() -> None:

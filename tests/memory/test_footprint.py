@@ -79,6 +79,13 @@ def test_zero_3_holds_the_largest_adjacent_gathered_units_and_one_gradient(prefe
     assert held[MemoryCategory.GATHERED] == 2 * sum(units) + 4 * head
 
 
+def test_zero_3_keeps_parameters_for_their_next_use_and_a_bucket() -> None:
+    """DeepSpeed's live parameters instead of two units of 0.5 and 0.2 billion, and 1 GB for reductions."""
+    plan, head = llama_plan(Layout(dp=8, data=FullyShard())), LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
+    deepspeed = replace(WITH_BUFFERS, zero3_bucket_bytes=1e9, zero3_live_bytes=2e9)
+    assert resident_bytes(plan, framework=deepspeed)[MemoryCategory.GATHERED] == 2e9 + 1e9 + 4 * head
+
+
 def test_without_resharding_zero_3_holds_all_weights() -> None:
     held = resident_bytes(llama_plan(Layout(dp=8, data=FullyShard(reshard_after_forward=False))))
     head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.model.kernels import KernelKind
 from clustersim.model.layers import LayerShard, head_layer
+from clustersim.model.linear_loss import chunk_tokens
 from clustersim.model.presets import load_preset
 from clustersim.model.training import LossImplementation, Training
 from clustersim.model.transformer import resize_model
@@ -35,7 +36,8 @@ def test_backward_has_the_forward_matmul_once_more(loss: LossImplementation, tok
     """2 T h V forward and three times that backward, in chunks of any size; other losses two times."""
     matmul = 2 * tokens * 4096 * 128256 / tp
     assert head_flops(loss, tokens, tp) == pytest.approx((matmul, 3 * matmul))
-    assert head_flops(LossImplementation.FUSED_LINEAR, tokens, tp) == pytest.approx((matmul, 2 * matmul))
+    for once in (LossImplementation.FUSED_LINEAR, LossImplementation.LIGER, LossImplementation.LIGER_FP32_SUM):
+        assert head_flops(once, tokens, tp) == pytest.approx((matmul, 2 * matmul))
 
 
 def test_every_chunk_reads_the_output_matrix() -> None:
@@ -45,6 +47,22 @@ def test_every_chunk_reads_the_output_matrix() -> None:
     matmuls = [kernel for kernel in operator.forward if kernel.kind is KernelKind.MATMUL]
     assert len(matmuls) == 32
     assert sum(kernel.bytes for kernel in matmuls) == 2 * (32 * 128256 * 4096 + 8192 * 4096 + 8192 * 128256)
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(8192, 256), (65536, 2048), (65537, 4096), (16, 1)])
+def test_a_chunk_of_liger_is_a_power_of_two_of_tokens(tokens: int, chunk: int) -> None:
+    """128,256 entries over 4,096 hidden units: 32 parts, each up to the next power of two."""
+    assert chunk_tokens(LossImplementation.LIGER, tokens, hidden=4096, vocab_rows=128256) == chunk
+
+
+def test_liger_until_0_8_0_converts_and_adds_the_gradient_of_each_chunk() -> None:
+    """2 + 4 and 4 + 2 x 2 bytes for each weight and chunk; later releases read the sum: 2."""
+    sums = []
+    for loss in (LossImplementation.LIGER_FP32_SUM, LossImplementation.LIGER):
+        training = Training(8192, 1, loss=loss)
+        (operator,) = head_layer(MODEL, training, LayerShard(1, 8192, 8192)).operators[1:]
+        sums.append(sum(kernel.bytes for kernel in operator.weight_gradient))
+    assert sums[0] - sums[1] == 32 * (14 - 2) * 128256 * 4096
 
 
 def test_cut_cross_entropy_writes_logits_in_backward_only() -> None:
@@ -78,7 +96,7 @@ def head_bytes(loss: LossImplementation, tokens: int, vocab: int) -> float:
 
 @examples(40)
 @given(
-    loss=st.sampled_from([*RECOMPUTING, LossImplementation.FUSED_LINEAR]),
+    loss=st.sampled_from([*RECOMPUTING, LossImplementation.FUSED_LINEAR, LossImplementation.LIGER]),
     kept=st.sampled_from([loss for loss in LossImplementation if loss.value in ("torch", "torch_fp32", "fused")]),
     tokens=st.integers(4096, 1 << 17),
     vocab=st.integers(32000, 260000),

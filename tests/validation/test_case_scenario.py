@@ -219,7 +219,7 @@ def test_notes_name_liger_kernels_and_the_version_of_flash_attention(gpu: str, v
     notes = f"fused Liger kernels; FlashAttention-{version}"
     case = step_case(**DP_ONLY, framework="deepspeed 0.19 (Hugging Face, Liger)", gpu=gpu, notes=notes)
     training = build_scenario(case).training
-    assert (training.attention.value, training.loss.value) == (attention, "fused_linear")
+    assert (training.attention.value, training.loss.value) == (attention, "liger_fp32_sum")
     assert training.fused == {
         FusedKernel.NORM, FusedKernel.ROTARY, FusedKernel.ACTIVATION, FusedKernel.OPTIMIZER
     }  # fmt: skip

@@ -282,8 +282,9 @@ class TrainingConfig(ConfigModel):
     flash2, flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
-    backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
-    computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear; Liger's: liger, up to release 0.8.0
+    liger_fp32_sum), or with its matmul so that backward computes logits again (chunked_nll, cut_cross_entropy); left
+    out: the framework's"""
     z_loss: bool = False
     """the squared logarithm of each token's sum of exponentials is part of the loss"""
     optimizer: OptimizerConfig = OptimizerConfig()
