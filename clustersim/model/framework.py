@@ -108,23 +108,22 @@ class Framework:
     """Host launch times, memory and overheads of a training framework.
 
     fragmentation: reserved over allocated bytes at the peak; selective_fragmentation, full_fragmentation: the same
-    where single operations or some layers are recomputed, or all (None: the same); communicator_bytes: buffers of
-    one process
-    group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
-    matmuls, if any; zero3_bucket_bytes: permanent buffer in which ZeRO-3 gathers gradients for their reduction, if any;
-    zero3_live_bytes: gathered parameters that ZeRO-3 keeps for their next use; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
-    say; torch_fsdp: FSDP is PyTorch's, whose shards are the master weights, and gradients exist from backward
-    until the optimizer has run (`Footprint`); launch_seconds, backward_launch_seconds: host seconds per
-    forward (and optimizer) and backward kernel; compiled_launch_seconds: per kernel of a compiled layer, in either
-    pass, None: as of an eager one; collective_seconds: per collective, None: as per kernel;
-    eager_call_seconds: per tensor operation without autograd and modules; graph_launch_seconds: per CUDA graph,
-    None: not supported; p2p_seconds: of hosts, per message between pipeline stages; moe_launch_seconds: per
-    kernel of a MoE model, None: as for dense models; graph_capture: what CUDA graphs contain; compiled: whether
-    layers are compiled; numa_bound: whether ranks are bound to the NUMA node of their GPU;
-    measured_host_use: which host measurements of a record replace these constants; early_stop: activation
-    checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it runs
-    where a scenario does not say; version: of the software, "": the newest that the file describes; recipe: one of
-    the software's, "": the file as it is; overheads: extra work per step; supported_layouts: which layouts it has,
+    where single operations or some layers are recomputed, or all (None: the same); communicator_bytes: buffers of one
+    process group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
+    matmuls, if any; zero3_bucket_bytes: permanent buffer in which ZeRO-3 gathers gradients for their reduction, if
+    any; zero3_live_bytes: gathered parameters that ZeRO-3 keeps for their next use; deallocate_pipeline_outputs:
+    whether pipeline stages free sent outputs, where a scenario does not say; torch_fsdp: FSDP is PyTorch's, whose
+    shards are the master weights, and gradients exist from backward until the optimizer has run (`Footprint`);
+    launch_seconds, backward_launch_seconds: host seconds per forward (and optimizer) and backward kernel;
+    compiled_launch_seconds: per kernel of a compiled layer, in either pass, None: as of an eager one;
+    collective_seconds: per collective, None: as per kernel; eager_call_seconds: per tensor operation without autograd
+    and modules; graph_launch_seconds: per CUDA graph, None: not supported; p2p_seconds: of hosts, per message between
+    pipeline stages; moe_launch_seconds: per kernel of a MoE model, None: as for dense models; graph_capture: what
+    CUDA graphs contain; compiled: whether layers are compiled; numa_bound: whether ranks are bound to the NUMA node
+    of their GPU; measured_host_use: which host measurements of a record replace these constants; early_stop:
+    activation checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it
+    runs where a scenario does not say; version: of the software, "": the newest that the file describes; recipe: one
+    of the software's, "": the file as it is; overheads: extra work per step; supported_layouts: which layouts it has,
     for the layout search.
     """
 

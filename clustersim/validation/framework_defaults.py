@@ -274,6 +274,8 @@ class FrameworkDefaults:
         return formats | ({"gradients": stated[1]} if stated else {})
 
 
+# --use-flash-attn since 285068c8 (2023-01-11), by flash_attn_unpadded_func, FlashAttention-1's, alone until 2023-07-19
+# (1a03e5d0: megatron/model/transformer.py of NVIDIA/Megatron-LM)
 _MEGATRON_2021: Final = FrameworkDefaults(
     "megatron",
     last_year=2021,
@@ -284,7 +286,7 @@ _MEGATRON_2021: Final = FrameworkDefaults(
     deepspeed_zero3=True,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
-    flash_version="flash2",
+    flash_version="flash1",
     logs_last_rank=True,
 )
 _MEGATRON_2022: Final = replace(
