@@ -146,13 +146,14 @@ class Overheads:
     reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by a separate kernel;
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
-    activation writes its gradients in place of what it saved (Liger's SwiGLU); norm_in_linear, a norm before plain
-    attention or a dense MLP is fused into the following linear layer and cannot be recomputed separately (Transformer
-    Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax supports at most this number of keys,
-    and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32; autocast, weights are in FP32 and
-    cast in every forward, norms and softmaxes run in FP32, and so does what is added to an embedding of FP32, the
-    residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that can autocast to float32", and
-    type promotion).
+    activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
+    the product that makes queries, keys and values, so that it stays beside the rotated queries and keys;
+    norm_in_linear, a norm before plain attention or a dense MLP is fused into the following linear layer and cannot be
+    recomputed separately (Transformer Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax
+    supports at most this number of keys, and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32;
+    autocast, weights are in FP32 and cast in every forward, norms and softmaxes run in FP32, and so does what is added
+    to an embedding of FP32, the residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that
+    can autocast to float32", and type promotion).
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
@@ -195,6 +196,7 @@ class Overheads:
     norm_weight_grad_kernel: bool = False
     norm_fp32_copy: bool = False
     activation_in_place: bool = False
+    keeps_combined_qkv: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -222,6 +224,7 @@ class Overheads:
         """Only how layers, casts, tensor and context parallelism are implemented, no extra work."""
         return Overheads(
             activation_in_place=self.activation_in_place,
+            keeps_combined_qkv=self.keeps_combined_qkv,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

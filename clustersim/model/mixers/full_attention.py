@@ -184,6 +184,9 @@ def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     rotated_dim = local.head_dim if is_one_kernel else max(1, round(local.head_dim * local.attention.rotary_percent))
     shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
+    if rank.training.overheads.keeps_combined_qkv:
+        rotated_bytes = rank.shard.tokens * (local.query_width + local.kv_width) * rank.dtype.bytes
+        operator = replace(operator, saved_bytes=operator.saved_bytes + rotated_bytes)
     if rotated_dim == local.head_dim:
         return operator
     name, elements = "attention.rotary.pass_through", sum(head_rows) * local.head_dim
