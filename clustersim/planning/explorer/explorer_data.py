@@ -370,8 +370,8 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
         yield "Offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's."
     if scenario.framework.zero3_bucket_bytes or scenario.framework.zero3_live_bytes:
         yield (
-            f"ZeRO-3's bucket of gradients and the parameters that {scenario.framework.name} keeps for their next use are "
-            "left out of memory; simulated steps have them."
+            f"ZeRO-3's bucket of gradients and the parameters that {scenario.framework.name} keeps for their next use "
+            "are left out of memory; simulated steps have them."
         )
     yield from _sequence_notes(scenario)
     if scenario.training.expert_load is not None:
