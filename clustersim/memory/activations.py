@@ -46,7 +46,8 @@ class ActivationKind(IdentityEnum):
     STAGE_OUTPUT: what a stage sends, if it is not released; LAYER_INPUT: saved by a fully recomputed layer;
     LAYER_SAVED: saved by other layers, under the recomputation policy; LAYER_FULL: all that a layer's backward
     reads; EMBEDDING_SAVED, HEAD_SAVED: saved by these; LOSS_GRADIENT: gradients of the logits with the loss's
-    softmax; CAST_GRADIENT: gradients of the logits in its place; *_WGRAD: held for deferred weight gradients;
+    softmax; CAST_GRADIENT: gradients of the logits in its place; METRIC_COPIES: logits in FP32 and their log-softmax,
+    of a metric; KEPT_LOGITS: logits that are kept until then; *_WGRAD: held for deferred weight gradients;
     LAYER_GRADIENTS: gradients of a layer's activations while its backward runs;
     *_WEIGHT_GRADIENT: gradient of the largest weight before it is accumulated (or a weight that is unpacked).
     """
@@ -59,6 +60,8 @@ class ActivationKind(IdentityEnum):
     HEAD_SAVED = "head"
     LOSS_GRADIENT = "loss gradients"
     CAST_GRADIENT = "cast gradients"
+    METRIC_COPIES = "copies of a metric"
+    KEPT_LOGITS = "kept logits"
     LAYER_WGRAD = "waiting layer"
     EMBEDDING_WGRAD = "waiting embedding"
     HEAD_WGRAD = "waiting head"
@@ -179,6 +182,7 @@ class Activations:
             yield from _weight_gradient_counts(stage)
             return
         is_full_backward = kind is ActionKind.BACKWARD
+        has_metrics = stage.has_head and self.plan.training.overheads.cross_entropy_metrics > 0
         freed: Counter[ActivationKey] = Counter()
         if stage.has_head:
             yield {(ActivationKind.LOSS_GRADIENT, None): 1}
@@ -187,6 +191,7 @@ class Activations:
                 (ActivationKind.HEAD_WEIGHT_GRADIENT, None): int(is_full_backward),
             }
             freed.update(_freed_counts((ActivationKind.HEAD_SAVED, None), 1, is_full_backward))
+            freed.subtract({(ActivationKind.KEPT_LOGITS, None): int(has_metrics)})
         runs = self.plan.layer_runs(stage)
         for is_mtp, embedding_count in ((True, stage.mtp_layer_count), (False, stage.has_embedding)):
             for run in (layer_run for layer_run in reversed(runs) if layer_run.layers.spec.is_mtp is is_mtp):
@@ -198,6 +203,10 @@ class Activations:
                 )
                 counts.subtract(freed)
                 yield counts
+        if has_metrics:
+            metric_counts: Counter[ActivationKey] = Counter({(ActivationKind.METRIC_COPIES, None): 1})
+            metric_counts.subtract(freed)
+            yield metric_counts
 
     def bytes_of(self, kind: ActivationKind, spec: LayerSpec | None = None) -> Bytes:
         """Bytes of a kind. spec: the layer specification, for a kind of layer memory."""
@@ -354,6 +363,8 @@ _STAGE_SIZES: Final[Mapping[ActivationKind, Callable[[Activations], Bytes]]] = {
     ActivationKind.CAST_GRADIENT: lambda activations: (
         activations.logit_count * activations.cast_gradient_bytes + activations.loss_accumulation_bytes
     ),
+    ActivationKind.METRIC_COPIES: lambda activations: activations.logit_count * 2 * DType.FP32.bytes,
+    ActivationKind.KEPT_LOGITS: lambda activations: activations.logit_count * activations.element_bytes,
     ActivationKind.EMBEDDING_WGRAD: lambda activations: activations.plan.embedding.deferred_wgrad_bytes,
     ActivationKind.HEAD_WGRAD: lambda activations: activations.plan.head.deferred_wgrad_bytes,
     ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(

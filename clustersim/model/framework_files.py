@@ -13,6 +13,7 @@ from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
 from clustersim.model.framework_versions import version_changes
 from clustersim.model.overheads import (
+    MAX_CROSS_ENTROPY_METRICS,
     NO_OVERHEADS,
     Accumulation,
     BatchTransfer,
@@ -152,6 +153,9 @@ def _read_overheads(section: MappingReader) -> Overheads:
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,
+        cross_entropy_metrics=section.get_int("cross_entropy_metrics", max_value=MAX_CROSS_ENTROPY_METRICS)
+        if section.has_key("cross_entropy_metrics")
+        else 0,
         loss_averaging=section.get_member("loss_averaging", LossReport),
         batch_transfer=section.get_member("batch_transfer", BatchTransfer),
     )

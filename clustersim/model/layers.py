@@ -212,7 +212,9 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     loss = memory_bound.loss_spec(training.loss, is_sharded=shard.tp > 1)
     operators.append(_logits_operator(rank, "head.loss", loss))
     z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
-    return operators if z_loss is None else [*operators, _logits_operator(rank, "head.z_loss", z_loss)]
+    operators += [] if z_loss is None else [_logits_operator(rank, "head.z_loss", z_loss)]
+    metric = _logits_operator(rank, "head.metric", memory_bound.METRIC)
+    return [*operators, *training.overheads.cross_entropy_metrics * [metric]]
 
 
 def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:

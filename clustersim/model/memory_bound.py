@@ -226,6 +226,8 @@ _LOSS_TORCH_SHARDED = MemoryBoundSpec(
     MemoryPasses(1, fp32=9, launches=5),
     saved=MemoryPasses(0, fp32=1),
 )
+METRIC: Final = replace(_LOSS_TORCH, backward=None, saved=MemoryPasses(0))
+"""PyTorch's cross-entropy of logits without gradients."""
 _LOSS_COMPILED = MemoryBoundSpec(
     KernelKind.LOSS,
     MemoryBoundOp.LOSS_CHUNKED,

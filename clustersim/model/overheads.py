@@ -102,6 +102,10 @@ class RingAttention(Enum):
     BLOCKS = "blocks"
 
 
+MAX_CROSS_ENTROPY_METRICS: Final = 100
+"""More metrics than a training script logs: a larger number is a mistake."""
+
+
 class LossReport(Enum):
     """When data-parallel ranks average the logged loss: NEVER, once per STEP, or after each MICROBATCH."""
 
@@ -179,6 +183,8 @@ class Overheads:
 
     Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
 
+    Logging: cross_entropy_metrics, metrics for which PyTorch's cross-entropy of a microbatch's logits is computed once
+    more when its backward is done (Composer's train metrics: `_eval_train_metrics` in composer/trainer/trainer.py);
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
 
@@ -216,6 +222,7 @@ class Overheads:
     expert_sort: ExpertSort = ExpertSort.CHUNKS
     expert_row_masks: ExpertRowMasks = ExpertRowMasks.NEVER
     softmax_keys: int | None = None
+    cross_entropy_metrics: int = 0
     loss_averaging: LossReport = LossReport.NEVER
     batch_transfer: BatchTransfer = BatchTransfer.LOADED
 

@@ -315,7 +315,7 @@ _ALEPH_ALPHA: Final = FrameworkDefaults(
     grad_reduce_overlap=False,
     backward_tp_overlap=False,
 )
-_COMPOSER: Final = FrameworkDefaults("composer", framework="composer", precision_configs=DELAYED_SCALING)
+_COMPOSER: Final = FrameworkDefaults("composer", framework="composer", is_dated=True, precision_configs=DELAYED_SCALING)
 _TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
     framework="torchtitan",
@@ -360,9 +360,6 @@ _BRIDGE: Final = replace(
 
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
-    # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
-    # scripts/train/benchmarking/sweep.sh)
-    replace(_COMPOSER, gpu_prefix="a100", version="2023-07-01"),
     _COMPOSER,
     # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
     *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),

@@ -171,7 +171,7 @@ def test_versions_and_recipes_are_mappings_of_keys(key: str, written: Callable[[
     [
         ("accelerate", {"optimizer"}, "torch", "bf16"),
         ("deepspeed", {"optimizer"}, "torch", "bf16"),
-        ("composer", set(), "torch", "bf16"),
+        ("composer", set(), "compiled", "bf16"),
         ("torchtune", {"optimizer"}, "chunked", "fp32"),
         ("litgpt", {"optimizer"}, "torch", "fp32"),
         ("fms-fsdp", set(), "torch", "bf16"),

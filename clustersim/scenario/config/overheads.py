@@ -9,7 +9,10 @@ overheads:                   # the framework's, except
 from dataclasses import replace
 from typing import Annotated
 
+from pydantic import Field
+
 from clustersim.model.overheads import (
+    MAX_CROSS_ENTROPY_METRICS,
     NO_OVERHEADS,
     Accumulation,
     BatchTransfer,
@@ -114,6 +117,8 @@ class OverheadsConfig(ConfigModel):
     """where rows of grouped products that belong to no expert of the rank are masked; left out: the framework's"""
     softmax_keys: TokenCount | None = None
     """maximum number of keys for which standard attention's softmax is one kernel; left out: the framework's"""
+    cross_entropy_metrics: Annotated[int, Field(ge=0, le=MAX_CROSS_ENTROPY_METRICS)] | None = None
+    """metrics that compute cross-entropy from all logits again (Composer's train metrics); left out: the framework's"""
     loss_averaging: Annotated[LossReport | None, enum_parser(LossReport)] = None
     """when the loss is averaged over ranks; left out: the framework's"""
     batch_transfer: Annotated[BatchTransfer | None, enum_parser(BatchTransfer)] = None

@@ -46,6 +46,7 @@ from clustersim.scenario.validation_rules.moe import (
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
 from clustersim.scenario.validation_rules.optimizer import (
+    check_cross_entropy_metrics,
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
@@ -486,6 +487,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_optimizer,
     check_optimizer_in_backward,
     check_reference_model,
+    check_cross_entropy_metrics,
     check_z_loss,
     _check_step_count,
     _check_jitter,

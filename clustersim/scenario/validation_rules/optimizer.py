@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from clustersim.model.linear_loss import LOSSES_WITH_MATMUL
 from clustersim.model.memory_bound import z_loss_spec
 from clustersim.model.optimizers import DISTRIBUTIONS_BY_ZERO_STAGE, Dion, MatrixOptimizer, Muon, Soap
 from clustersim.model.training import LossImplementation
@@ -85,6 +86,17 @@ def check_z_loss(scenario: ResolvedScenario) -> Iterator[str]:
         yield (
             f"training.z_loss: with layout.tp {tp} the logits of a token are on several ranks, whose sums are not "
             f"modelled apart from loss {training.loss.value}; write loss: compiled or fused, or layout.tp: 1"
+        )
+
+
+def check_cross_entropy_metrics(scenario: ResolvedScenario) -> Iterator[Problem]:
+    """Check that the logits of which metrics are computed exist."""
+    training = scenario.training
+    if training.overheads.cross_entropy_metrics and training.loss in LOSSES_WITH_MATMUL:
+        yield Problem(
+            f"training.overheads.cross_entropy_metrics: {training.overheads.cross_entropy_metrics}: metrics read the "
+            f"logits, which never exist at once with training.loss: {training.loss.value}",
+            Remedy("training.loss", (("compiled",), ("fused",), ("torch",))),
         )
 
 
