@@ -5,7 +5,7 @@ Differences that change the model, layout or schedule are an error; others are r
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final
@@ -16,6 +16,7 @@ from clustersim.interop.import_result import ImportResult
 from clustersim.interop.model_equivalence import differing_fields, has_router_bias, models_equivalent
 from clustersim.model.training import FusedKernel, NoRecompute
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
 from clustersim.parallel.layer_partition import mtp_stage_index, partition_layers
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import changed_keys
@@ -240,12 +241,20 @@ def _effective_layout(scenario: Scenario) -> dict[str, Any]:
         if layout.tp == 1
         else {}
     )
-    values |= {"data": None} if layout.cp * layout.dp == 1 else {}
+    values["data"] = None if layout.cp * layout.dp == 1 else _effective_strategy(layout.data)
     values["order"] = [axis for axis in layout.order if layout.degrees[axis] > 1]
     return values | {
         "etp": layout.effective_etp,
         "layers_per_stage": (counts, mtp_stage_index(layer_split, len(counts))),
     }
+
+
+def _effective_strategy(strategy: DataParallelStrategy) -> DataParallelStrategy:
+    """The strategy, which all-reduces nothing across replicas where there are none."""
+    match strategy:
+        case FullyShard(shard=None):
+            return replace(strategy, all_reduce=FullyShard().all_reduce)
+    return strategy
 
 
 def _effective_training(scenario: Scenario) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
     flags = {
         "sequence-parallel": layout.sequence_parallel and layout.tp > 1,
         "tp-comm-overlap": layout.tp_comm_overlap,
-        "no-overlap-p2p-communication": not layout.overlap_p2p_comm,
+        "no-overlap-p2p-communication": not layout.overlap_p2p_comm and scenario.placement.max_chunks > 1,
         "overlap-moe-expert-parallel-comm": layout.overlap_moe_expert_parallel_comm,
         "delay-wgrad-compute": layout.delay_wgrad_compute,
         "moe-shared-expert-overlap": layout.moe_shared_expert_overlap,
@@ -275,9 +275,10 @@ def _data_parallel_flags(scenario: Scenario) -> Iterator[Flag]:
         case DdpStrategy(overlap=overlap):
             yield from [("overlap-grad-reduce",)] if overlap else []
             yield from _bucket_flags(scenario, layout.data.bucket)
-        case Zero1(zero_stage=1, overlap=overlap, shard=shard):
+        case Zero1(zero_stage=1, overlap=overlap, shard=shard) as strategy:
             yield ("use-distributed-optimizer",)
-            yield from [("overlap-grad-reduce",), ("overlap-param-gather",)] if overlap else []
+            yield from [("overlap-grad-reduce",)] if overlap else []
+            yield from [("overlap-param-gather",)] if strategy.gathers_in_forward else []
             if shard is not None:
                 yield "num-distributed-optimizer-instances", str(layout.cp * layout.dp // shard)
             yield from _bucket_flags(scenario, layout.data.bucket)
@@ -288,7 +289,8 @@ def _data_parallel_flags(scenario: Scenario) -> Iterator[Flag]:
             yield ("use-megatron-fsdp",)
             yield (
                 "data-parallel-sharding-strategy",
-                _flag_for(STRATEGY_BY_FLAG, f"zero{strategy.zero_stage}") or "no_shard",
+                _flag_for(STRATEGY_BY_FLAG, "fsdp" if strategy.shards_parameters else f"zero{strategy.zero_stage}")
+                or "no_shard",
             )
 
 

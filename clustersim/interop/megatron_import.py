@@ -51,7 +51,7 @@ STRATEGY_BY_FLAG: Final = {
     "no_shard": "ddp",
     "optim": "zero1",
     "optim_grads": "zero2",
-    "optim_grads_params": "zero3",
+    "optim_grads_params": "fsdp",
 }
 """Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
 _LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "cut_cross_entropy"}
@@ -339,12 +339,12 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
     overlap = parsed.has("overlap-grad-reduce")
     if zero is not None:
         return zero.strategy
-    parsed.has("overlap-param-gather")
+    overlaps_gathers = parsed.has("overlap-param-gather") and overlap
     if parsed.choice("DDP-impl", _DDP_IMPLS, "local") == "torch":  # of 2021
         return {"ddp": {"bucket": _TORCH_BUCKET}}
     if parsed.has("use-torch-fsdp2"):
         keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
-        return {"fsdp": {"reshard_after_forward": False}} if keeps_unsharded else "fsdp"
+        return {"fsdp": {"copies": True} | ({"reshard_after_forward": False} if keeps_unsharded else {})}
     if parsed.has("use-megatron-fsdp") or parsed.has("use-custom-fsdp"):
         parsed.has("use-distributed-optimizer")
         if parsed.positive_integer("num-distributed-optimizer-instances") > 1:
@@ -360,10 +360,10 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
             "cp and dp"
         )
     if parsed.has("use-distributed-optimizer") or parsed.text("optimizer", "adam") == _SHARDED_MUON:
-        options: dict[str, Any] = {} if overlap else {"overlap": False}
+        options: dict[str, Any] = {"overlap": overlap} | ({"overlap_param_gather": overlaps_gathers} if overlap else {})
         options |= {"shard": replica_ranks // instances} if instances > 1 else {}
         options |= bucket
-        return {"zero": {"stage": 1, **options}} if options else "zero1"
+        return {"zero": {"stage": 1, **options}}
     return {"ddp": {"bucket": "megatron", "overlap": overlap} | bucket}
 
 

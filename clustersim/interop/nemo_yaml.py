@@ -103,6 +103,7 @@ def read_nemo(file: YamlFile) -> YamlArguments:
     if _NEMO_OPTIMIZERS[name]:
         shell_words += ["--use-distributed-optimizer"]
         shell_words += ["--overlap-grad-reduce"] if optimizer.get("overlap_grad_sync", True) else []
+        shell_words += ["--overlap-param-gather"] if optimizer.get("overlap_param_sync", False) else []
     if model.get("fsdp"):
         raise file.error("model.fsdp", "NeMo's FSDP is not read; write layout.data in the scenario")
     return YamlArguments(tuple(shell_words), _nemo_processes(trainer), file.unknowns)

@@ -1,9 +1,9 @@
 """Lowering of DDP, ZeRO-1 and ZeRO-2: when gradients are reduced and updated parameters gathered, in buckets.
 
 The backward that completes gradients (or its weight-gradient half) is split where buckets become full, and
-each bucket's collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the
-last step updated are gathered at the start of the step, in the order in which the first forward needs them,
-and that forward waits for them layer by layer (Megatron-LM's distributed optimizer with
+each bucket's collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the updated parameters are
+gathered at the end of the step, or, where that overlaps, at the start of the next one, in the order in which its first
+forward needs them, and that forward waits for them layer by layer (Megatron-LM's distributed optimizer with
 `overlap_param_gather`). Without overlap everything is communicated after the last backward, except for
 ZeRO-2's gradients without a pipeline, which cannot wait: they are reduced after every backward, and the
 next pass waits for them. Each parameter group has its own buckets.
@@ -42,7 +42,7 @@ class BucketedLowering:
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Gather the parameters that the previous step updated, in the order in which forward needs them."""
-        if not (self._shards_parameters and self.strategy.overlap):
+        if not (isinstance(self.strategy, Zero1) and self.strategy.gathers_in_forward):
             return
         for stage in stages:
             self._gathers_by_stage[stage.index] = self._add_gathers(builder, stage)
@@ -78,19 +78,14 @@ class BucketedLowering:
                 )
 
     def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
-        """Without overlap, gather the updated parameters at the end of the step."""
-        if not self._shards_parameters or self.strategy.overlap:
+        """Gather the parameters that were updated in shards, unless the next forward does."""
+        if not isinstance(self.strategy, Zero1) or self.strategy.gathers_in_forward:
             return
         for stage in stages:
             for group in builder.plan.trained_groups:
                 builder.gather_parameters(
                     "gather parameters", [(group, builder.plan.parameter_count(stage, group.name))], (optimizer_task,)
                 )
-
-    @property
-    def _shards_parameters(self) -> bool:
-        """Whether parameters are updated in shards, so that they must be gathered."""
-        return self.strategy.zero_stage > 0
 
     def _reduces_in_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
         """Whether gradients are reduced during a backward."""

@@ -31,6 +31,7 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, Seconds
+from clustersim.model.layout_defaults import ALL_OVERLAPPED, LayoutDefaults
 from clustersim.model.overheads import NO_OVERHEADS, Overheads
 from clustersim.model.training import (
     ALL_FUSED,
@@ -122,9 +123,9 @@ class Framework:
     CUDA graphs contain; compiled: whether layers are compiled; numa_bound: whether ranks are bound to the NUMA node
     of their GPU; measured_host_use: which host measurements of a record replace these constants; early_stop:
     activation checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it
-    runs where a scenario does not say; version: of the software, "": the newest that the file describes; recipe: one
-    of the software's, "": the file as it is; overheads: extra work per step; supported_layouts: which layouts it has,
-    for the layout search.
+    runs where a scenario does not say; layout_defaults: the same of communication; version: of the software, "": the
+    newest that the file describes; recipe: one of the software's, "": the file as it is; overheads: extra work per
+    step; supported_layouts: which layouts it has, for the layout search.
     """
 
     fragmentation: float
@@ -154,6 +155,7 @@ class Framework:
     kernels: KernelDefaults = KernelDefaults()
     overheads: Overheads = NO_OVERHEADS
     supported_layouts: SupportedLayouts = SupportedLayouts()
+    layout_defaults: LayoutDefaults = ALL_OVERLAPPED
     selective_fragmentation: float | None = None
     full_fragmentation: float | None = None
 

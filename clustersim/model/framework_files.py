@@ -12,6 +12,7 @@ from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
 from clustersim.model.framework_versions import version_changes
+from clustersim.model.layout_defaults import read_layout_defaults
 from clustersim.model.overheads import (
     MAX_CROSS_ENTROPY_METRICS,
     NO_OVERHEADS,
@@ -72,6 +73,7 @@ def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str
         recipe=recipe,
         kernels=_read_kernels(section.get_section("kernels")) if section.has_key("kernels") else KernelDefaults(),
         overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
+        layout_defaults=read_layout_defaults(section.get_section("layout")),
         supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
         if section.has_key("supported_layouts")
         else SupportedLayouts(),

@@ -114,11 +114,19 @@ class Zero1(BucketedStrategy):
     """ZeRO stage 1: optimizer states are sharded; gradients are reduced and updated parameters gathered in buckets.
 
     shard: number of ranks with the same weights to shard over, None: all (Megatron-LM's
-    `num_distributed_optimizer_instances` are such groups).
+    `num_distributed_optimizer_instances` are such groups); overlap_param_gather: gathers overlap with the forward that
+    follows, as far as anything overlaps (Megatron-LM's flag of this name; FSDP that keeps gathered parameters),
+    otherwise the step ends with them (DeepSpeed).
     """
 
     zero_stage: ClassVar[int] = 1
     shard: int | None = None
+    overlap_param_gather: bool = False
+
+    @property
+    def gathers_in_forward(self) -> bool:
+        """Whether updated parameters are gathered while the next forward runs."""
+        return self.overlap and self.overlap_param_gather
 
     @property
     def shard_size(self) -> int | None:

@@ -241,18 +241,15 @@ def read_layout(
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
     Experts are whole by default, as recipes have them (Megatron-LM's own default is tp: its importer writes it).
-    deallocate_pipeline_outputs and cp_kind default to the framework's behaviour; MoE communication is overlapped by
-    default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
-    odd number of ranks.
+    Communication, released outputs and cp_kind are the framework's where the section leaves them out; MoE communication
+    is overlapped by default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe
+    on an odd number of ranks.
     """
     section, sequence = config.layout, config.training.sequence_tokens
     has_own_stage = section.encoder_placement is EncoderPlacement.OWN_STAGE
     balanced = partial(_balanced_flops, model, sequence, encoder=not has_own_stage)
     partition = section.layers_per_stage.layer_partition(balanced)
-    deallocate_pipeline_outputs, overlap_setting = (
-        section.deallocate_pipeline_outputs,
-        section.overlap_moe_expert_parallel_comm,
-    )
+    overlap_setting, defaults = section.overlap_moe_expert_parallel_comm, framework.layout_defaults
     is_bidirectional = schedule.is_bidirectional
     overlaps_by_default = schedule.overlaps_passes and section.ep > 1
     copied_fields = {name: getattr(section, name) for name in _COPIED_LAYOUT_FIELDS}
@@ -268,14 +265,32 @@ def read_layout(
             DATA.name: dp,
             "mirrored": is_bidirectional,
             "order": tuple(section.order),
-            "data": section.data.strategy(),
+            "data": section.data.strategy(defaults),
             "layers_per_stage": BehindEncoder(partition) if has_own_stage else partition,
             "overlap_moe_expert_parallel_comm": overlaps_by_default if overlap_setting is None else overlap_setting,
-            "deallocate_pipeline_outputs": framework.deallocate_pipeline_outputs
-            if deallocate_pipeline_outputs is None
-            else deallocate_pipeline_outputs,
+            **_framework_ways(section, framework, schedule),
         }
     )
+
+
+def _framework_ways(section: LayoutConfig, framework: Framework, schedule: Schedule) -> dict[str, bool]:
+    """What the framework does in its way unless the section says otherwise."""
+    defaults = framework.layout_defaults
+    by_default = {
+        "deallocate_pipeline_outputs": framework.deallocate_pipeline_outputs,
+        "overlap_p2p_comm": defaults.overlaps_sends(has_chunks=_has_chunks(schedule, section.pp)),
+        "async_tensor_model_parallel_allreduce": defaults.async_tensor_model_parallel_allreduce,
+    }
+    stated = {name: getattr(section, name) for name in by_default}
+    return {name: default if stated[name] is None else stated[name] for name, default in by_default.items()}
+
+
+def _has_chunks(schedule: Schedule, ranks: int) -> bool:
+    """Whether ranks have several stages; what a schedule does not support is found when the scenario is checked."""
+    try:
+        return schedule.placement(ranks).max_chunks > 1
+    except InputError:
+        return False
 
 
 def _context_kind(degree: int, framework: Framework) -> ContextParallelKind:

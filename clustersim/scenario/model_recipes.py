@@ -268,7 +268,7 @@ def _without_conflicts(settings: Mapping[str, Any], config: ScenarioConfig) -> d
     overlaps = settings.get(_OVERLAP, config.layout.overlap_moe_expert_parallel_comm) and not recomputes_layers
     if not overlaps:
         excluded.add(_OVERLAP)
-    if not overlaps or config.layout.data.strategy().shards_parameters:
+    if not overlaps or config.layout.data.shards_parameters:
         excluded.add(_DELAYED_WGRAD)
     if overlaps or settings.get(_DISPATCHER, config.layout.dispatcher.value) != _ALL_TO_ALL:
         excluded.add("layout.moe_shared_expert_overlap")

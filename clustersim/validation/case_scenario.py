@@ -193,8 +193,7 @@ def _layout_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[st
         **degrees,
         "sequence_parallel": _uses_sequence_parallel(case) and degrees["tp"] > 1,
         "tp_comm_overlap": defaults.overlaps_tp_comm(case),
-        "async_tensor_model_parallel_allreduce": defaults.overlaps_backward_tp(case),
-        "overlap_p2p_comm": defaults.overlaps_p2p(case),
+        **defaults.overlap_options(case),
         "data": defaults.data_parallel_config(case),
         **(moe_layout(case, defaults) if has_experts(case) else {}),
     }

@@ -72,9 +72,6 @@ _STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _SIMPLE_FSDP_NOTE: Final = "SimpleFSDP without bucketing"
 _SIMPLE_FSDP: Final = {"overlap": False, "copies": False, "single_parameters": True}
-_MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
-_LLAMA_BUCKET: Final = "1600 MB"  # --reduce-bucket-size=4e8 of examples/LLaMA/LLaMA_13_slurm.sh, elements of FP32
-_DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +87,13 @@ class FrameworkDefaults:
     the file says only what is known without a run; recipe: of that file; has_library_runs: some rows ran recipe
     `library` of it.
 
-    p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
-    grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
     tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor with LoRA's
-    adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
-    overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
-    arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
-    each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; ring_attention: None: as the file says; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout;
-    bucket_size: bucket of gradients where parameters are not sharded; uniform_precision: weights, gradients and moments
-    are in the compute format, without master weights; logs_last_rank: memory is logged by the last rank.
+    adapters), unless the row says otherwise; backward_tp_overlap: whether tensor-parallel collectives of backward
+    overlap with the weight gradients, None: as the file says; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021,
+    with which arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); flash_version: what a row calls flash
+    attention, None: the file's; ring_attention: None: as the file says; gpt_biases, gpt_dropout: GPT models have
+    biases, and if so dropout; uniform_precision: weights, gradients and moments are in the compute format, without
+    master weights; logs_last_rank: memory is logged by the last rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -113,18 +107,13 @@ class FrameworkDefaults:
     last_year: int = 9999
     gpu_prefix: str = ""
     moe_only: bool = False
-    p2p_overlap: bool = True
-    p2p_needs_chunks: bool = False
-    grad_reduce_overlap: bool = True
     tp_comm_overlap: bool = False
-    backward_tp_overlap: bool = True
+    backward_tp_overlap: bool | None = None
     deepspeed_zero3: bool = False
-    copies_gathered: bool = False
     flash_version: str | None = None
     ring_attention: RingAttention | None = None
     gpt_biases: bool = False
     gpt_dropout: bool = True
-    bucket_size: str | None = None
     framework: str | None = None
     version: str | None = None
     recipe: str | None = None
@@ -190,17 +179,15 @@ class FrameworkDefaults:
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
         """The data-parallel strategy, as `layout.data`."""
         stage, shard_options = _zero_stage(case), _shard_options(case)
-        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap or stage == _FULL_SHARD)
         if stage == _FULL_SHARD and self.deepspeed_zero3:
             return {"deepspeed_zero3": {}}
+        overlap = {"overlap": case.boolean("overlap_grad_reduce")} if case.text("overlap_grad_reduce") else {}
         if stage == _FULL_SHARD:
-            name, options = "hsdp" if shard_options else "fsdp", {"overlap": overlap, "copies": self.copies_gathered}
             stated = _SIMPLE_FSDP if _SIMPLE_FSDP_NOTE in case.text("notes") else {}
-            return {name: options | stated | shard_options}
-        bucket = {"bucket": self.bucket_size} if self.bucket_size else {}
+            return {"hsdp" if shard_options else "fsdp": overlap | stated | shard_options}
         if stage:
-            return {"zero": {"stage": stage, "overlap": overlap, **bucket, **shard_options}}
-        return {"ddp": {"overlap": overlap, **bucket}}
+            return {"zero": {"stage": stage, **overlap, **_gather_options(case), **shard_options}}
+        return {"ddp": overlap}
 
     def overlaps_tp_comm(self, case: ValidationCase) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
@@ -209,14 +196,12 @@ class FrameworkDefaults:
         stated = _TP_OVERLAP_NOTE.search(notes)
         return "asyncTP" in notes or (stated[1] == "on" if stated else by_default)
 
-    def overlaps_backward_tp(self, case: ValidationCase) -> bool:
-        """Whether backward's tensor-parallel collectives overlap with the weight gradients."""
-        return self.backward_tp_overlap and _NO_OVERLAP not in case.text("notes")
-
-    def overlaps_p2p(self, case: ValidationCase) -> bool:
-        """Whether sends between pipeline stages overlap with compute."""
-        can_overlap = not self.p2p_needs_chunks or case.text("schedule") not in ("", "1f1b")
-        return self.p2p_overlap and can_overlap and _NO_OVERLAP not in case.text("notes")
+    def overlap_options(self, case: ValidationCase) -> dict[str, bool]:
+        """Whether backward's tensor-parallel collectives and sends overlap, where it is not as the software has it."""
+        if _NO_OVERLAP in case.text("notes"):
+            return {"async_tensor_model_parallel_allreduce": False, "overlap_p2p_comm": False}
+        stated = self.backward_tp_overlap
+        return {} if stated is None else {"async_tensor_model_parallel_allreduce": stated}
 
     def framework_config(self, case: ValidationCase) -> dict[str, Any]:
         """The `framework` section, with the CUDA graphs and the compiler that the row's notes state."""
@@ -280,18 +265,12 @@ _MEGATRON_2021: Final = FrameworkDefaults(
     "megatron",
     last_year=2021,
     framework="megatron-2021",
-    p2p_overlap=False,
-    grad_reduce_overlap=False,
-    backward_tp_overlap=False,
     deepspeed_zero3=True,
     gpt_biases=True,
-    bucket_size=_MEGATRON_BUCKET,
     flash_version="flash1",
     logs_last_rank=True,
 )
-_MEGATRON_2022: Final = replace(
-    _MEGATRON_2021, last_year=2023, backward_tp_overlap=True, deepspeed_zero3=False, framework="megatron-2022"
-)
+_MEGATRON_2022: Final = replace(_MEGATRON_2021, last_year=2023, deepspeed_zero3=False, framework="megatron-2022")
 
 # User buffers: NeMo's recipes of all models with tensor parallelism set tp_comm_overlap (nemo/collections/llm/recipes/
 # {llama3_70b,llama31_405b,nemotron4_15b,nemotron4_340b,gpt3_175b}.py, v2.0.0 to v2.3.0; llama3_8b has none), and so do
@@ -301,51 +280,34 @@ _NEMO: Final = FrameworkDefaults(
     "nemo",
     framework="nemo",
     recipe="performance",
-    p2p_needs_chunks=True,  # nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, as Megatron Bridge's
     tp_comm_overlap=True,
     gpt_biases=True,
-    bucket_size=_MEGATRON_BUCKET,
     logs_last_rank=True,
     precision_configs=NEMO,
 )
 _ALEPH_ALPHA: Final = FrameworkDefaults(
     "aleph alpha",
     framework="aleph-alpha-scaling",
-    p2p_overlap=False,
-    grad_reduce_overlap=False,
-    backward_tp_overlap=False,
 )
 _COMPOSER: Final = FrameworkDefaults("composer", framework="composer", is_dated=True, precision_configs=DELAYED_SCALING)
 _TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
     framework="torchtitan",
     is_dated=True,
-    copies_gathered=True,
-    backward_tp_overlap=False,
     precision_configs=TORCHAO,
 )
-_TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers", backward_tp_overlap=False)
+_TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers")
 # runs of until 2025 had PyTorch 2.10 or older
 _TRANSFORMERS_2025: Final = replace(_TRANSFORMERS, last_year=2025, version="4.57")
-# deepspeed/runtime/zero/config.py: overlap_comm is on by default for stage 3 only, buckets have 5e8 elements
 _DEEPSPEED: Final = FrameworkDefaults(
     "deepspeed",
     framework="deepspeed",
-    backward_tp_overlap=False,
-    copies_gathered=True,
-    grad_reduce_overlap=False,
-    bucket_size=_DEEPSPEED_BUCKET,
 )
 _DEEPSPEED_2025: Final = replace(_DEEPSPEED, last_year=2025, version="0.18")
-# megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
-# the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
     "megatron",
     framework="megatron",
-    grad_reduce_overlap=False,
-    p2p_needs_chunks=True,
     gpt_biases=True,
-    bucket_size=_MEGATRON_BUCKET,
     logs_last_rank=True,
     precision_configs=MEGATRON,
 )
@@ -374,11 +336,11 @@ FRAMEWORKS: Final = (
     replace(_TRANSFORMERS_2025, name_substring="ms-swift"),
     replace(_TRANSFORMERS, name_substring="ms-swift"),
     # dtype is bf16 in its recipes (recipes/configs)
-    FrameworkDefaults("torchtune", framework="torchtune", copies_gathered=True, uniform_precision=True),
+    FrameworkDefaults("torchtune", framework="torchtune", uniform_precision=True),
     FrameworkDefaults("fms-fsdp", framework="fms-fsdp"),
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16
-    FrameworkDefaults("litgpt", framework="litgpt", copies_gathered=True, uniform_precision=True),
-    FrameworkDefaults("olmo-core", framework="olmo-core", copies_gathered=True),
+    FrameworkDefaults("litgpt", framework="litgpt", uniform_precision=True),
+    FrameworkDefaults("olmo-core", framework="olmo-core"),
     FrameworkDefaults("fast-llm", framework="fast-llm"),
     FrameworkDefaults("paddle", framework="paddle"),
     # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
@@ -405,13 +367,11 @@ FRAMEWORKS: Final = (
         deepspeed_zero3=False,
         framework="megatron-deepspeed",
     ),
-    replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama", bucket_size=_LLAMA_BUCKET),
+    replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama"),
     _MEGATRON_2021,
     _MEGATRON_2022,
     # tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
-    FrameworkDefaults(
-        "nanotron", framework="nanotron", version="bench-cluster", p2p_overlap=False, backward_tp_overlap=False
-    ),
+    FrameworkDefaults("nanotron", framework="nanotron", version="bench-cluster"),
     # its rows say that norms are recomputed where layers are not: dropout_selective_checkpoint of
     # internlm/model/modeling_internlm.py
     FrameworkDefaults("internevo", framework="internevo", is_dated=True),
@@ -451,11 +411,11 @@ FRAMEWORKS: Final = (
     # Keys and values are gathered before attention (Llama 3, arXiv:2407.21783, section 3.3.2)
     FrameworkDefaults(
         "in-house (pytorch)",
-        copies_gathered=True,
+        backward_tp_overlap=True,  # assumed, as in the example
         flash_version="flash",
         ring_attention=RingAttention.ONE_KERNEL,
     ),
-    FrameworkDefaults("", copies_gathered=True),
+    FrameworkDefaults(""),
 )
 
 
@@ -506,6 +466,13 @@ def _code_date(case: ValidationCase) -> str | None:
 def _is_compiled(case: ValidationCase) -> bool:
     """Whether the row says that layers are compiled."""
     return _COMPILE_NOTE.search(case.text("notes")) is not None
+
+
+def _gather_options(case: ValidationCase) -> dict[str, bool]:
+    """Whether gathers of updated parameters overlap, where the row says so; they do where gradients' reductions do."""
+    if not case.text("overlap_param_gather"):
+        return {}
+    return {"overlap_param_gather": case.boolean("overlap_param_gather") and case.boolean("overlap_grad_reduce", True)}
 
 
 def _shard_options(case: ValidationCase) -> dict[str, int]:

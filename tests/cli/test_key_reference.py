@@ -49,7 +49,7 @@ def test_reference_defaults_and_valid_values() -> None:
     assert tables_by_section["layout"]["tp"][:2] == ("1 to 1,048,576", "`1`")
     assert tables_by_section["layout.data.ddp"]["bucket"][:2] == (
         "a size with its unit, or megatron, such as `25 MiB`",
-        "`25 MiB`",
+        "the framework's",
     )
     assert tables_by_section["degradations.slow"]["speed"][0].startswith("a share: 0.001 to 1, or 0.1 % to 1,000 %")
     assert tables_by_section["training"]["global_batch"][1] == "needed"

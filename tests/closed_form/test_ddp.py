@@ -128,7 +128,7 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
 
     The first layer starts at g and the second at max(2g, g + f); the head follows. Then 2b, and o.
     """
-    zero1_step = step(Zero1(bucket=1.0))
+    zero1_step = step(Zero1(bucket=1.0, overlap_param_gather=True))
     payloads = [comm_op.payload for comm_op in zero1_step.issued_comm_ops("gather parameters")]
     assert payloads == [2.0 * EMBEDDING, 2.0 * LAYER, 2.0 * LAYER, 2.0 * HEAD]
 

@@ -23,7 +23,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "order": ["tp", "cp", "pp", "dp"],
         "data": {"zero": {"stage": 1, "shard": 2}},
     },
-    "stages across": {"tp": 4, "pp": 2, "dp": 4, "data": "ddp"},
+    "stages across": {"tp": 4, "pp": 2, "dp": 4, "data": "ddp", "overlap_p2p_comm": True},
     "fsdp across": {"dp": 32, "data": "fsdp"},
     "hsdp across": {"dp": 32, "data": {"hsdp": {"shard": 16}}},
 }

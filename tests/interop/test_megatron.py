@@ -195,23 +195,32 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
     ("arguments", "key", "value"),
     [
         ("--use-distributed-optimizer", "data", {"zero": {"stage": 1, "overlap": False}}),
-        ("--use-distributed-optimizer --overlap-grad-reduce", "data", "zero1"),
-        ("--use-torch-fsdp2", "data", "fsdp"),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce",
+            "data",
+            {"zero": {"stage": 1, "overlap": True, "overlap_param_gather": False}},
+        ),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+            "data",
+            {"zero": {"stage": 1, "overlap": True, "overlap_param_gather": True}},
+        ),
+        ("--use-torch-fsdp2", "data", {"fsdp": {"copies": True}}),
         (
             "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
             "data",
-            {"fsdp": {"reshard_after_forward": False}},
+            {"fsdp": {"copies": True, "reshard_after_forward": False}},
         ),
         (
             "--use-distributed-optimizer --overlap-grad-reduce --num-distributed-optimizer-instances 2",
             "data",
-            {"zero": {"stage": 1, "shard": 2}},
+            {"zero": {"stage": 1, "overlap": True, "overlap_param_gather": False, "shard": 2}},
         ),
         ("--overlap-grad-reduce --ddp-bucket-size 1000", "data", {"ddp": {"bucket": "4000 B", "overlap": True}}),
         ("--ddp-bucket-size 8 --grad-reduce-in-bf16", "data", {"ddp": {"bucket": "16 B", "overlap": False}}),
         ("--use-tp-pp-dp-mapping", "order", ["tp", "cp", "pp", "dp"]),
         ("--no-overlap-p2p-communication", "overlap_p2p_comm", False),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "fsdp"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
         (

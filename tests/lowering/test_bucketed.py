@@ -50,14 +50,14 @@ def test_ddp_reduces_in_the_last_microbatch_only() -> None:
 
 
 def test_zero_1_gathers_before_forward_and_reduces_at_the_end() -> None:
-    assert data_parallel_task_names(rank_program(Zero1(bucket=HUGE))) == [
+    assert data_parallel_task_names(rank_program(Zero1(bucket=HUGE, overlap_param_gather=True))) == [
         "gather parameters", "F0", "B0", "F1", "B1", "reduce gradients", "optimizer",
     ]  # fmt: skip
 
 
 def test_zero_2_reduces_after_every_microbatch() -> None:
     """A rank keeps only its shard of the gradients, so full ones cannot be accumulated (ZeRO, section 5.2)."""
-    assert data_parallel_task_names(rank_program(Zero2(bucket=HUGE))) == [
+    assert data_parallel_task_names(rank_program(Zero2(bucket=HUGE, overlap_param_gather=True))) == [
         "gather parameters", "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer",
     ]  # fmt: skip
 
@@ -67,6 +67,7 @@ def test_zero_2_reduces_after_every_microbatch() -> None:
     [
         (DdpStrategy(overlap=False), [CollectiveType.ALL_REDUCE]),
         (Zero1(overlap=False), [CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER]),
+        (Zero1(overlap=False, overlap_param_gather=True), [CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_GATHER]),
     ],
 )
 def test_without_overlap_everything_follows_the_last_backward(
@@ -154,7 +155,7 @@ def test_split_backward_has_the_operations_of_the_unsplit_one() -> None:
 
 def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
     """Buckets of full units: the embedding and the first layers that fill one, the next, ... in forward order."""
-    lowered_program = rank_program(Zero1(bucket=100_000.0), microbatches=1)
+    lowered_program = rank_program(Zero1(bucket=100_000.0, overlap_param_gather=True), microbatches=1)
     gathers = [
         task_id
         for task_id, task in enumerate(lowered_program.tasks)
@@ -170,7 +171,7 @@ def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
 
 
 def test_forwards_after_the_first_do_not_gather() -> None:
-    names = data_parallel_task_names(rank_program(Zero1(bucket=100_000.0), microbatches=3))
+    names = data_parallel_task_names(rank_program(Zero1(bucket=100_000.0, overlap_param_gather=True), microbatches=3))
     first = names.index("F1")
     assert "gather parameters" not in names[first:]
     assert names.count("F1") == names.count("F2") == 1
@@ -232,8 +233,10 @@ def test_zero_2_with_a_pipeline_reduces_gradients_like_zero_1(overlap: bool) -> 
 
 
 def test_zero_2_can_reduce_once_without_a_pipeline() -> None:
-    data = Zero2(bucket=HUGE, reduce=ReductionFrequency.LAST_MICROBATCH)
-    assert data_parallel_task_names(rank_program(data)) == data_parallel_task_names(rank_program(Zero1(bucket=HUGE)))
+    data = Zero2(bucket=HUGE, overlap_param_gather=True, reduce=ReductionFrequency.LAST_MICROBATCH)
+    assert data_parallel_task_names(rank_program(data)) == data_parallel_task_names(
+        rank_program(Zero1(bucket=HUGE, overlap_param_gather=True))
+    )
 
 
 def test_without_replicas_nothing_is_communicated() -> None:

@@ -31,9 +31,9 @@ SMALL_BUCKET = 1.0
 STRATEGIES = [
     DdpStrategy(),
     DdpStrategy(overlap=False),
-    Zero1(bucket=SMALL_BUCKET),
+    Zero1(bucket=SMALL_BUCKET, overlap_param_gather=True),
     Zero1(overlap=False),
-    Zero2(bucket=SMALL_BUCKET),
+    Zero2(bucket=SMALL_BUCKET, overlap_param_gather=True),
     Zero2(overlap=False),
     FullyShard(),
     FullyShard(overlap=False),
@@ -131,7 +131,7 @@ def test_step_of_a_rank_without_tasks_is_empty() -> None:
 
 def test_zero_1_gathers_start_after_the_optimizer_and_overlap_forward() -> None:
     """A layer's forward takes 2 x 64 tokens per parameter, its gather 2 bytes: the next gather is done long before."""
-    two_steps = repeat_steps(one_step(Zero1(bucket=SMALL_BUCKET)), 2)
+    two_steps = repeat_steps(one_step(Zero1(bucket=SMALL_BUCKET, overlap_param_gather=True)), 2)
     (rank_program,) = two_steps.programs
     trace = trace_of(two_steps)
     (optimizer,) = task_ids_named(rank_program, "optimizer", 0)

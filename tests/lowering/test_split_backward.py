@@ -108,7 +108,7 @@ def test_gradients_are_reduced_from_the_last_weight_gradients() -> None:
 
 
 def test_zero_2_reduces_weight_gradients_of_all_microbatches() -> None:
-    names = task_names_of_strategy(Zero2(bucket=1e12))
+    names = task_names_of_strategy(Zero2(bucket=1e12, overlap_param_gather=True))
     preceding = [names[index - 1] for index, name in enumerate(names) if name == "reduce gradients"]
     assert preceding == ["W0", "W1"]
 
@@ -145,7 +145,8 @@ def test_the_gradient_norm_is_passed_from_stage_to_stage(pp: int) -> None:
 
 
 def test_the_norm_of_sharded_gradients_is_summed_among_replicas_first() -> None:
-    program = lower_plan(make_plan(Layout(pp=2, dp=2, data=Zero1()), TRAINING), ZeroBubble(1)).programs[1]
+    data = Zero1(overlap_param_gather=True)
+    program = lower_plan(make_plan(Layout(pp=2, dp=2, data=data), TRAINING), ZeroBubble(1)).programs[1]
     norm = [
         task for task in program.tasks if not isinstance(task, ComputeTask) and task.comm_op.name == "gradient norm"
     ]

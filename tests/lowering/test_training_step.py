@@ -272,7 +272,7 @@ def test_the_tied_embedding_follows_the_last_bucket() -> None:
 
 def test_clipping_reduces_the_norm_over_all_ranks_with_shards() -> None:
     """One fp32 number: over the model's ranks, or over all where gradients are sharded over replicas too."""
-    for data, group in ((DdpStrategy(), "model"), (Zero1(), "world"), (FullyShard(), "world")):
+    for data, group in ((DdpStrategy(), "model"), (Zero1(overlap_param_gather=True), "world"), (FullyShard(), "world")):
         plan = make_plan(Layout(tp=2, dp=2, data=data), replace(TRAINING, global_batch=4))
         program = lower_plan(plan).programs[0]
         *_, norm, total, optimizer = task_names(program)
@@ -286,7 +286,15 @@ def test_without_clipping_there_is_no_norm() -> None:
         assert "gradient norm" not in task_names(program)
 
 
-@pytest.mark.parametrize(("data", "share"), [(DdpStrategy(), 1), (Zero1(), 4), (Zero2(), 4), (FullyShard(), 4)])
+@pytest.mark.parametrize(
+    ("data", "share"),
+    [
+        (DdpStrategy(), 1),
+        (Zero1(overlap_param_gather=True), 4),
+        (Zero2(overlap_param_gather=True), 4),
+        (FullyShard(), 4),
+    ],
+)
 def test_the_optimizer_updates_its_shard(data: DataParallelStrategy, share: int) -> None:
     def optimizer_bytes(layout: Layout) -> float:
         tasks: tuple[Task, ...] = lower_plan(make_plan(layout, replace(UNCLIPPED, global_batch=4))).programs[0].tasks

@@ -27,7 +27,7 @@ from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 from tests.sentences import parts
 
-OPTIONAL_SECTIONS = ("kernels", "overheads", "supported_layouts", "versions", "releases", "recipes")
+OPTIONAL_SECTIONS = ("layout", "kernels", "overheads", "supported_layouts", "versions", "releases", "recipes")
 
 
 @pytest.fixture

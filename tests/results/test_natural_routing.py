@@ -142,7 +142,8 @@ def test_every_answer_has_the_range() -> None:
                 "model": "qwen3-235b-a22b",
                 "cluster": {"name": "dgx-h100", "gpus": 256},
                 "layout": {
-                    "tp": 4, "pp": 8, "ep": 8, "etp": 1, "sequence_parallel": True, "data": "zero1",
+                    "tp": 4, "pp": 8, "ep": 8, "etp": 1, "sequence_parallel": True,
+                    "data": {"zero": {"stage": 1, "overlap": True, "overlap_param_gather": True}},
                     "dispatcher": "deepep", "layers_per_stage": {"embedding": True, "head": True},
                 },
                 "schedule": {"interleaved": {"chunks": 4}},

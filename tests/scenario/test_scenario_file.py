@@ -72,10 +72,12 @@ def test_inline_model_uses_family_defaults(mapping: dict[str, Any]) -> None:
         ),
         ({"fsdp": {"copies": False}}, FullyShard()),  # FSDP1's flat parameters
         ("zero1", Zero1()),
-        ("zero2", Zero2()),
+        ("zero2", Zero2(overlap_param_gather=True)),
+        ({"zero": {"stage": 2, "overlap_param_gather": False}}, Zero2()),
+        ({"zero": {"stage": 2, "overlap": False}}, Zero2(overlap=False, overlap_param_gather=True)),
         (
             "zero3",
-            FullyShard(all_reduce=ReductionFrequency.LAST_MICROBATCH),
+            FullyShard(copies=True, all_reduce=ReductionFrequency.LAST_MICROBATCH),
         ),  # as MiCS, when sharded over a subset of the ranks
         ("fsdp", FullyShard(copies=True)),
         ({"hsdp": {"shard": 8}}, FullyShard(copies=True, shard=8)),
@@ -93,11 +95,17 @@ def test_inline_model_uses_family_defaults(mapping: dict[str, Any]) -> None:
             FullyShard(copies=True, zero_hpz_partition_size=8, reshard_after_forward=True),
         ),
         ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
-        ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=ReductionFrequency.LAST_MICROBATCH)),
-        ({"zero": {"stage": 3, "shard": 8}}, FullyShard(shard=8, all_reduce=ReductionFrequency.LAST_MICROBATCH)),
+        (
+            {"zero": {"stage": 2, "reduce": "last_microbatch"}},
+            Zero2(overlap_param_gather=True, reduce=ReductionFrequency.LAST_MICROBATCH),
+        ),
+        (
+            {"zero": {"stage": 3, "shard": 8}},
+            FullyShard(copies=True, shard=8, all_reduce=ReductionFrequency.LAST_MICROBATCH),
+        ),
         ({"ddp": {"bucket": "megatron"}}, DdpStrategy(bucket=None)),
         ({"zero": {"stage": 1, "bucket": "megatron"}}, Zero1()),
-        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6)),
+        ({"zero": {"stage": 2, "bucket": "500 MB"}}, Zero2(bucket=500e6, overlap_param_gather=True)),
         ({"ddp": None}, DdpStrategy()),
     ],
 )

@@ -304,7 +304,8 @@ def test_gpus_that_share_a_host_link_have_their_part_of_it() -> None:
 
 def test_a_higher_zero_stage_is_recovered() -> None:
     """Gradients are reduced in every microbatch; the report that names this: EleutherAI/gpt-neox, issue 965."""
-    plan = Scenario.from_mapping({**CONFIG, "layout": {"dp": 16, "data": "zero1"}}, ["training.global_batch=128"])
+    layout = {"dp": 16, "data": "zero1"}
+    plan = Scenario.from_mapping({**CONFIG, "layout": layout, "framework": "ideal"}, ["training.global_batch=128"])
     for stage in (2, 3):
         measured = simulate(plan.with_overrides(f"layout.data=zero{stage}")).step_time
         cause = explain_by(plan, measured, "sharded_further")

@@ -21,7 +21,6 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, SelectiveRecompute
 from clustersim.model.transformer import TransformerModel, all_projections, resize_model
 from clustersim.parallel.data_parallel_strategy import (
-    STRATEGY_BY_ZERO_STAGE,
     DataParallelStrategy,
     with_shard_size,
 )
@@ -31,6 +30,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import LookupTable, Setting
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.layout import zero_stage_strategy
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.validation_rules.consistency import (
@@ -343,7 +343,7 @@ class ExplorerSpace:
         configured = self.scenario.layout.data
         if configured.zero_stage == zero_stage and not configured.is_single_process:
             return configured
-        return STRATEGY_BY_ZERO_STAGE[zero_stage]()
+        return zero_stage_strategy(self.scenario, zero_stage)
 
     def effective_recipe(self, precision: int, zero: int) -> PrecisionRecipe:
         """The precision recipe as it is run at a ZeRO stage."""

@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from clustersim.parallel.data_parallel_strategy import STRATEGY_BY_ZERO_STAGE
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
+from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.scenario.scenario import Scenario
 
@@ -13,9 +14,10 @@ def with_layout(scenario: Scenario, **changes: Any) -> Scenario:
     return replace(scenario, layout=replace(scenario.layout, **changes))
 
 
-def with_zero_stage(scenario: Scenario, stage: int) -> Scenario:
-    """The scenario with the usual data-parallel strategy of a ZeRO stage."""
-    return with_layout(scenario, data=STRATEGY_BY_ZERO_STAGE[stage]())
+def zero_stage_strategy(scenario: Scenario, stage: int) -> DataParallelStrategy:
+    """What `layout.data` means as `ddp`, or `zero1` to `zero3`, in this scenario."""
+    name = f"zero{stage}" if stage else "ddp"
+    return DataParallelConfig.model_validate(name).strategy(scenario.framework.layout_defaults)
 
 
 def with_tp_factor(scenario: Scenario, factor: int) -> Scenario:

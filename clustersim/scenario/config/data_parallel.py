@@ -5,7 +5,9 @@ from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
+from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import MAX_LAYERS
+from clustersim.model.layout_defaults import ALL_OVERLAPPED, LayoutDefaults
 from clustersim.parallel.data_parallel_strategy import (
     DDP_BUCKET_BYTES,
     STRATEGY_BY_ZERO_STAGE,
@@ -28,7 +30,13 @@ from clustersim.scenario.config_reader import (
 _STAGE_3_KEYS: Final = (
     *("prefetch", "reshard_after_forward", "copies", "zero_hpz_partition_size", "all_reduce", "single_parameters"),
 )
-_STAGES_BY_KEY: Final = {"bucket": (1, 2), "reduce": (2, 3), **dict.fromkeys(_STAGE_3_KEYS, (3,))}
+_PARAM_GATHER: Final = "overlap_param_gather"
+_STAGES_BY_KEY: Final = {
+    "bucket": (1, 2),
+    _PARAM_GATHER: (1, 2),
+    "reduce": (2, 3),
+    **dict.fromkeys(_STAGE_3_KEYS, (3,)),
+}
 """The ZeRO stages that a key applies to."""
 BucketBytes = Annotated[float | None, size_or_word_parser("megatron")]
 
@@ -37,13 +45,16 @@ class DdpConfig(ConfigModel):
     """Bucketed all-reduce of gradients."""
 
     bucket: BucketBytes = DDP_BUCKET_BYTES
-    """bucket size in bytes of gradients; megatron: max(40 M, 1 M per rank) elements"""
-    overlap: bool = True
-    """gradient reduction overlaps with backward"""
+    """bucket size in bytes of gradients; megatron: max(40 M, 1 M per rank) elements; left out: the framework's"""
+    overlap: bool | None = None
+    """gradient reduction overlaps with backward; left out: the framework's way"""
 
-    def strategy(self) -> DataParallelStrategy:
-        """The strategy as the simulator represents it."""
-        return DdpStrategy(bucket=self.bucket, overlap=self.overlap)
+    def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
+        """The strategy as the simulator represents it. defaults: the framework's."""
+        return DdpStrategy(
+            bucket=_bucket_bytes(self, defaults),
+            overlap=defaults.overlap_grad_reduce if self.overlap is None else self.overlap,
+        )
 
 
 class FsdpConfig(ConfigModel):
@@ -55,8 +66,8 @@ class FsdpConfig(ConfigModel):
     """FSDP units that are all-gathered ahead"""
     reshard_after_forward: bool | None = None
     """parameters are freed after forward and gathered again in backward; left out: true without a pipeline"""
-    copies: bool = True
-    """gathered buffers are copied out into each parameter (FSDP2; not FSDP1)"""
+    copies: bool | None = None
+    """gathered buffers are copied out into each parameter (FSDP2; not FSDP1); left out: the framework's way"""
     zero_hpz_partition_size: Degree | None = None
     """group size of secondary parameter shards, from which backward gathers (hpZ of ZeRO++); left out: none"""
     reduce: Annotated[ReductionFrequency | None, enum_parser(ReductionFrequency)] = None
@@ -70,9 +81,9 @@ class FsdpConfig(ConfigModel):
             raise config_error("has both shard and zero_hpz_partition_size, which cut the ranks in two ways; keep one")
         return self
 
-    def strategy(self) -> DataParallelStrategy:
-        """The strategy as the simulator represents it."""
-        return FullyShard(**self.model_dump())
+    def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
+        """The strategy as the simulator represents it. defaults: the framework's."""
+        return FullyShard(**{**self.model_dump(), "copies": defaults.copies if self.copies is None else self.copies})
 
 
 class HsdpConfig(FsdpConfig):
@@ -91,10 +102,18 @@ class ZeroConfig(FsdpConfig):
     example: ClassVar[str] = "{stage: 1}, 2 or 3"
     stage: Annotated[int, Field(ge=1, le=3)] = Field(examples=[1])
     """1: optimizer states, 2: gradients too, 3: parameters too"""
+    overlap: bool | None = None  # type: ignore[assignment]
+    """communication overlaps with computation; left out: of stage 3, of the others as the framework does it"""
     bucket: BucketBytes = None
-    """of stages 1 and 2: bucket size in bytes of gradients; left out: megatron, max(40 M, 1 M per rank) elements"""
-    copies: bool = False
-    """gathered buffers are copied out into each parameter"""
+    """of stages 1 and 2: bucket size in bytes of gradients; megatron: max(40 M, 1 M per rank) elements
+
+    Left out: the framework's, mostly that
+    """
+    overlap_param_gather: bool | None = None
+    """of stages 1 and 2: updated parameters are gathered while the next forward runs, not at the end of the step.
+
+    Left out: the framework's way
+    """
     shard: Degree | None = None
     """shard group size (Megatron-LM's distributed-optimizer instances, DeepSpeed's MiCS).
 
@@ -111,17 +130,38 @@ class ZeroConfig(FsdpConfig):
                 raise config_error(f"{key} is of ZeRO stage {stages}; this is {self.stage}")
         return self
 
-    def strategy(self) -> DataParallelStrategy:
-        """The strategy as the simulator represents it."""
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        if self.overlap_param_gather and self.overlap is False:
+            raise config_error("overlap_param_gather: true needs overlap: true, as Megatron-LM's flag does")
+        return self
+
+    def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
+        """The strategy as the simulator represents it. defaults: the framework's."""
         strategy_class = STRATEGY_BY_ZERO_STAGE[self.stage]
-        field_names = (field.name for field in fields(strategy_class) if field.name in type(self).model_fields)
-        return strategy_class(**{name: getattr(self, name) for name in field_names})
+        by_default = {
+            "overlap": strategy_class is FullyShard or defaults.overlap_grad_reduce,
+            _PARAM_GATHER: f"zero{self.stage}" in defaults.overlapped_gathers,
+            "copies": defaults.copies,
+        }
+        stated = {name: getattr(self, name) for name in type(self).model_fields}
+        values = {name: by_default[name] if stated[name] is None else stated[name] for name in by_default}
+        values = {**stated, **values, "bucket": _bucket_bytes(self, defaults)}
+        names = {strategy_field.name for strategy_field in fields(strategy_class)}
+        return strategy_class(**{name: value for name, value in values.items() if name in names})
+
+
+def _bucket_bytes(config: DdpConfig | ZeroConfig, defaults: LayoutDefaults) -> Bytes | None:
+    """Bytes of a bucket of gradients, None: Megatron-LM's rule. What is left out is the framework's, if it has one."""
+    if "bucket" in config.model_fields_set or defaults.bucket is None:
+        return config.bucket
+    return None if isinstance(defaults.bucket, str) else defaults.bucket
 
 
 class DeepspeedZero3Config(ConfigModel):
     """DeepSpeed's first ZeRO-3, of March 2021, without options."""
 
-    def strategy(self) -> DataParallelStrategy:
+    def strategy(self, _defaults: LayoutDefaults) -> DataParallelStrategy:
         """The strategy as the simulator represents it."""
         return DeepspeedZero3Strategy()
 
@@ -129,7 +169,7 @@ class DeepspeedZero3Config(ConfigModel):
 class TorchDataParallelConfig(ConfigModel):
     """torch.nn.DataParallel, without options."""
 
-    def strategy(self) -> DataParallelStrategy:
+    def strategy(self, _defaults: LayoutDefaults) -> DataParallelStrategy:
         """The strategy as the simulator represents it."""
         return NaiveDataParallel()
 
@@ -160,7 +200,12 @@ class DataParallelConfig(OneOfConfig):
     data_parallel: TorchDataParallelConfig | None = None
     """torch.nn.DataParallel"""
 
-    def strategy(self) -> DataParallelStrategy:
-        """The selected strategy as the simulator represents it."""
+    def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
+        """The selected strategy as the simulator represents it. defaults: the framework's."""
         _, options = self.chosen
-        return options.strategy()  # type: ignore[no-any-return]
+        return options.strategy(defaults)  # type: ignore[no-any-return]
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether parameters are sharded, too."""
+        return self.strategy(ALL_OVERLAPPED).shards_parameters

@@ -144,10 +144,10 @@ class LayoutConfig(ConfigModel):
     """norms and dropout are sharded along the sequence over the tensor-parallel group"""
     tp_comm_overlap: bool = False
     """tensor-parallel collectives are chunked and overlap with their matmul (user buffers)"""
-    async_tensor_model_parallel_allreduce: bool = True
-    """backward's tensor-parallel collectives overlap with the weight-gradient matmul"""
-    overlap_p2p_comm: bool = True
-    """a stage continues to compute while its output is sent"""
+    async_tensor_model_parallel_allreduce: bool | None = None
+    """backward's tensor-parallel collectives overlap with the weight-gradient matmul; left out: the framework's way"""
+    overlap_p2p_comm: bool | None = None
+    """a stage continues to compute while its output is sent; left out: the framework's way"""
     overlap_moe_expert_parallel_comm: bool | None = None
     """MoE dispatch and combine overlap with another microbatch's computation.
 

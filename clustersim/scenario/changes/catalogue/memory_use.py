@@ -118,7 +118,7 @@ def _higher_zero_stages(baseline: Baseline) -> Iterator[ChangedScenario]:
     if not any(group.dp_size > 1 for group in _scenario_plan(scenario).parameter_groups):
         return
     for name in (name for name in _SHARDED_STRATEGIES if name in supported):
-        strategy = DataParallelConfig.model_validate(name).strategy()
+        strategy = DataParallelConfig.model_validate(name).strategy(scenario.framework.layout_defaults)
         if strategy.zero_stage > layout.data.zero_stage:
             yield _changed(with_layout(scenario, data=strategy), f"layout.data={name}")
 

@@ -28,7 +28,6 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.topology import LinkKind
 from clustersim.model.moe_expert_load import RandomExpertLoad
 from clustersim.scenario.changes.expert_parallel import with_expert_load
-from clustersim.scenario.changes.layout import with_zero_stage
 from clustersim.scenario.changes.links import (
     network_link_kinds,
     pcie_link_kinds,
@@ -134,7 +133,9 @@ def _sharded_further(baseline: Baseline) -> Iterator[ChangedScenario]:
     stage = layout.data.zero_stage - 1 if has_replicas else layout.data.zero_stage
     for higher in range(max(stage + 1, 2), 4):
         detail = f": ZeRO-{higher} over all ranks"
-        yield ChangedScenario(with_zero_stage(baseline.scenario, higher), detail, (f"layout.data=zero{higher}",))
+        changed = _overridden(baseline.scenario, f"layout.data=zero{higher}", detail=detail)
+        if changed is not None:
+            yield changed
 
 
 def _natural_routing(baseline: Baseline) -> Iterator[ChangedScenario]:

@@ -9,6 +9,7 @@ from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
     NaiveDataParallel,
+    Zero1,
 )
 from clustersim.parallel.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from clustersim.program.task import TokenDispatcher
@@ -152,6 +153,18 @@ def _overlapped_experts(baseline: Baseline) -> Iterator[Alternative]:
             yield Alternative((_OVERLAP, *delayed, *shared, *schedule), detail)
 
 
+def _can_overlap_gathers(scenario: Scenario) -> bool:
+    """Whether the framework can gather what it gathers at the end of a step while the next forward runs."""
+    layout, strategy = scenario.layout, scenario.layout.data
+    return (
+        isinstance(strategy, Zero1)
+        and layout.dp * layout.cp > 1
+        and strategy.overlap
+        and not strategy.overlap_param_gather
+        and f"zero{strategy.zero_stage}" in scenario.framework.layout_defaults.optional_gathers
+    )
+
+
 def _can_overlap_shared_experts(scenario: Scenario) -> bool:
     layout = scenario.layout
     has_shared = any(moe.shared for moe in scenario.model.distinct_moes)
@@ -191,6 +204,14 @@ OVERLAP_REMEDIES: Final = explaining(
         "data-parallel communication overlapped with compute",
         _data_option("overlap=true"),
         lambda strategy, _: not (isinstance(strategy, NaiveDataParallel) or strategy.overlap),
+    ),
+    remedy(
+        "overlap_param_gather",
+        "updated parameters gathered while the next forward runs",
+        ChangeSubject.LAYOUT,
+        _DATA_LOSSES,
+        _data_option("overlap_param_gather=true"),
+        is_relevant=_can_overlap_gathers,
     ),
     _flag_setting(
         "tp_comm_overlap",
