@@ -62,7 +62,7 @@ class ExplorerTables:
     settings to which columns are proportional; sizes: [columns][features] bytes; rows: by what they count, of a
     stage [content][columns] or [content][moments][columns], where content is a number of layers, or the index
     of the stage's layers among all distinct ones if there are several kinds; groups: columns of each parameter
-    group; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
+    group; reused: of those that layers use again, which are held elsewhere; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
     (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process
     groups; receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace:
     bytes of library workspaces on a stage [content]; fragmentation: by recomputation, fraction added to each use;
@@ -82,6 +82,7 @@ class ExplorerTables:
     sizes: LookupTable
     rows: Mapping[str, LookupTable]
     groups: tuple[tuple[int, ...], ...]
+    reused: tuple[tuple[int, ...], ...]
     experts: int | None
     sharing: LookupTable
     sends: LookupTable | None

@@ -143,8 +143,8 @@ class ExplorerPage:
         """Values of parameter groups, for each of their columns."""
         tables = self.exploration.tables
         values = np.zeros(len(tables.columns))
-        for columns, item in zip(tables.groups, by_group, strict=True):
-            values[list(columns)] = item
+        for columns, reused, item in zip(tables.groups, tables.reused, by_group, strict=True):
+            values[[*columns, *reused]] = item
         return values
 
     def fullest_moment(

@@ -106,6 +106,18 @@ MIXED_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "layout": {"tp": 2, "dp": 8, "data": "zero3"},
         "training": {"sequence": 1024, "global_batch": 16},
     },
+    "images": {  # two streams of tokens, then one; modulation by vectors of each image
+        "model": "flux.1-dev",
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "pp": 2, "dp": 4, "data": "fsdp"},
+        "training": {"global_batch": 32, "recompute": "full"},
+    },
+    "shared": {  # blocks that several layers share
+        "model": {"preset": "zamba2-7b", "layers": 30},
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"tp": 2, "dp": 8, "data": "fsdp"},
+        "training": {"sequence": 1024, "global_batch": 32},
+    },
 }
 """Models whose layers differ, or have other mixers than attention, of heads that two ranks divide and four do not."""
 MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
@@ -221,7 +233,8 @@ class ExploredScenario:
         chosen = f"{{layers: {layers}}}" if mode == "layers" else f"{{modules: [{layers}]}}"
         yield f"training.recompute={chosen if layers else mode}"
         yield f"training.microbatch={settings['microbatch']}"
-        yield f"training.sequence={settings['sequence']}"
+        if len(self.exploration.choices["sequence"]) > 1:
+            yield f"training.sequence={settings['sequence']}"
         yield f"training.global_batch={settings['batch']}"
 
 

@@ -239,9 +239,15 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
             ["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"],
             "all_gather (drawn as ring) and",
         ),
+        (
+            ["model={preset: llava-1.5-7b, frozen: true}", "layout={pp: 4, dp: 2, encoder_placement: own_stage}"],
+            "the encoder clip-vit-l-14-336 with its projector and that llava-1.5-7b is frozen, with which",
+        ),
     ],
 )
-def test_other_context_parallelism_and_muon_are_left_out_with_their_memory(changes: list[str], words: str) -> None:
+def test_other_context_parallelism_towers_and_muon_are_left_out_with_their_memory(
+    changes: list[str], words: str
+) -> None:
     explored = Scenario.from_mapping(MAPPING, changes)
     (warning,) = build_exploration_tables(explored).warnings
     assert words in warning
@@ -265,6 +271,19 @@ def test_layers_that_exchange_tokens_or_states_are_drawn_without_context_paralle
 
 
 @pytest.mark.parametrize(
+    ("model", "key", "words"),
+    [("zamba2-1.2b", "pp", "pp is 1: layers of zamba2-1.2b"), ("dit-xl-2", "sequence", "of 256 tokens, uncut (cp 1)")],
+)
+def test_what_a_model_leaves_no_choice_of_is_said(model: str, key: str, words: str) -> None:
+    training = {"global_batch": 8} if key == "sequence" else MAPPING["training"]
+    mapping = {**MAPPING, "model": model, "layout": {"dp": 8}, "training": training}
+    exploration = build_exploration_tables(Scenario.from_mapping(mapping))
+    assert exploration.choices[key] == (exploration.start[key],)
+    assert exploration.choices["cp"] == (1,)
+    assert any(words in note for note in exploration.notes)
+
+
+@pytest.mark.parametrize(
     ("model", "layout", "words"),
     [
         ("nemotron-h-8b", {"cp": 2, "dp": 4}, r"layout\.cp: 2 ranks share sequences of layers with Mamba 2"),
@@ -273,9 +292,11 @@ def test_layers_that_exchange_tokens_or_states_are_drawn_without_context_paralle
             {"dp": 8},
             "block attention",
         ),
+        ("dit-xl-2", {"cp": 2, "dp": 4}, r"layout\.cp: 2 ranks share the images of dit-xl-2"),
     ],
 )
 def test_layers_whose_memory_or_traffic_has_no_table_are_refused(model: object, layout: object, words: str) -> None:
     mapping = {**MAPPING, "model": model, "layout": layout}
+    mapping |= {"training": {"global_batch": 8}} if model == "dit-xl-2" else {}
     with pytest.raises(InputError, match=words):
         build_exploration_tables(Scenario.from_mapping(mapping))

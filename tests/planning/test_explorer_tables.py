@@ -99,7 +99,8 @@ def test_memory_of_every_category_and_rank_matches_the_ledger(explored: Explored
                 peak_memory(scenario), rel=1e-12
             )
         seen |= {(key, value) for key, value in settings.items() if key in ("schedule", "recompute", "split", "model")}
-    assert len(seen) >= 12 - (len(explored.exploration.choices["model"]) == 1)
+    choices = explored.exploration.choices
+    assert len(seen) >= 12 - (len(choices["model"]) == 1) - (len(choices["pp"]) == 1)
 
 
 RING_FACTORS = {

@@ -1,10 +1,11 @@
 """How many bytes does one rank hold and send of each counted quantity, for every way to shard the model?
 
 Saved bytes are T (a + b k) for T tokens that attend to k keys: two sequence lengths, one twice the other,
-determine a and b. They are for one context-parallel rank; with more, T shrinks and k does not.
+determine a and b. They are for one context-parallel rank; with more, T shrinks and k does not. Images have one
+length, of which what a sample takes is known.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
@@ -17,7 +18,7 @@ from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.expert_traffic import EP_OPS, ETP_OPS, expert_bytes_sent
-from clustersim.planning.explorer.settings import ExplorerSpace, parse_recompute
+from clustersim.planning.explorer.settings import FEATURES, ExplorerSpace, parse_recompute
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario.validation_rules.moe import check_expert_sharding, check_sequence_parallel
@@ -49,6 +50,8 @@ LAYER_PARAMETER_COLUMNS: Final = {
     EXPERTS: "experts' parameters of a layer",
 }
 """Columns of a layer's parameters, by parameter group."""
+REUSED_PARAMETERS: Final = "reused {}"
+"""Column of those parameters of earlier layers that a layer uses again, by the column of its own."""
 CAST_COLUMN: Final = "weights of a layer that are cast"
 """The weight elements of which there may be copies in the matmul format."""
 END_PARAMETER_COLUMNS: Final = ("embedding parameters", "head parameters", "parameters of the only stage's head")
@@ -85,12 +88,19 @@ def layer_parameter_columns(space: ExplorerSpace) -> dict[str, str]:
     return {group: name for group, name in LAYER_PARAMETER_COLUMNS.items() if group != EXPERTS or space.is_moe}
 
 
+def reused_parameter_columns(space: ExplorerSpace) -> dict[str, str]:
+    """Columns of parameters that a layer shares with an earlier one, by parameter group."""
+    columns = layer_parameter_columns(space) if space.shares_weights else {}
+    return {group: REUSED_PARAMETERS.format(name) for group, name in columns.items()}
+
+
 def column_names(space: ExplorerSpace) -> tuple[str, ...]:
     """Names of all columns."""
     layer_columns = (
         *(activation_kind.value for activation_kind in _LAYER_KINDS),
         *map(saved_column, space.selective_policies),
         *layer_parameter_columns(space).values(),
+        *reused_parameter_columns(space).values(),
         CAST_COLUMN,
     )
     kind_columns = (*layer_columns, EXPERT_GRADIENT_COLUMN) if space.is_moe else layer_columns
@@ -121,7 +131,7 @@ def column_sizes(space: ExplorerSpace) -> LookupTable:
     def expert_columns(precision: int, tp: int, *experts: Any) -> Iterator[tuple[str, RowValues]]:
         """What a rank sends to expert ranks: its tokens are a share of those of all TP ranks."""
         comm_rows = expert_rows(activation_classes[precision], *experts)  # tokens are sent in the activations' format
-        yield from ((name, [constant, per_token / tp, 0, 0]) for name, constant, per_token in comm_rows)
+        yield from ((name, _row(one=constant, tokens=per_token / tp)) for name, constant, per_token in comm_rows)
 
     names = column_names(space)
 
@@ -166,7 +176,9 @@ def _layer_and_end_columns(space: ExplorerSpace, **settings: Any) -> Iterator[tu
 
 
 def _two_lengths(space: ExplorerSpace, **settings: Any) -> tuple[Plan, Plan]:
-    """Plans of two sequence lengths, the second twice the first."""
+    """Plans of two sequence lengths, the second twice the first; twice the same one where sequences are images."""
+    if space.reads_images:
+        return (space.plan_with(**settings),) * 2
     length = _TOKENS_PER_TP_RANK * settings["tp"]
     return space.plan_with(**settings, sequence=length), space.plan_with(**settings, sequence=2 * length)
 
@@ -177,11 +189,16 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
         yield activation_kind.value, _activation_row(activation_kind, spec, short, long)
     for mode in space.selective_policies:
         policy = parse_recompute(mode)
-        sizes = (layer_saved_bytes(plan.layer_by_spec[spec], policy) for plan in (short, long))
-        yield saved_column(mode), _token_row(short.training.sequence, *sizes)
+        yield (
+            saved_column(mode),
+            _size_row(short, long, lambda plan: layer_saved_bytes(plan.layer_by_spec[spec], policy)),
+        )
     layer = short.layer_by_spec[spec]
     for group, name in layer_parameter_columns(space).items():
         yield name, _constant_row(layer.parameters_by_group.get(group, 0))
+    used, own = layer.used_parameters_by_group, layer.parameters_by_group
+    for group, name in reused_parameter_columns(space).items():
+        yield name, _constant_row(used.get(group, 0) - own.get(group, 0))
     yield CAST_COLUMN, _constant_row(sum(operator.cached_cast_elements for operator in layer.operators))
     expert_layer = replace(
         layer, operators=tuple(operator for operator in layer.operators if operator.parameter_group == EXPERTS)
@@ -192,9 +209,7 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
 def _activation_row(activation_kind: ActivationKind, spec: LayerSpec | None, short: Plan, long: Plan) -> RowValues:
     if activation_kind in _CONSTANT_KINDS:
         return _constant_row(Activations(short).bytes_of(activation_kind, spec))
-    return _token_row(
-        short.training.sequence, *(Activations(plan).bytes_of(activation_kind, spec) for plan in (short, long))
-    )
+    return _size_row(short, long, lambda plan: Activations(plan).bytes_of(activation_kind, spec))
 
 
 def _expert_comm_rows(space: ExplorerSpace, **settings: Any) -> Iterator[tuple[str, float, float]]:
@@ -207,14 +222,27 @@ def _expert_comm_rows(space: ExplorerSpace, **settings: Any) -> Iterator[tuple[s
         yield name, 2 * one - two, (two - one) / tokens
 
 
+def _row(**by_feature: float) -> RowValues:
+    """A row of bytes by feature, 0 where none are given."""
+    return [by_feature.get(name, 0) for name, *_ in FEATURES]
+
+
 def _constant_row(size: float) -> RowValues:
-    return [size, 0, 0, 0]
+    return _row(one=size)
 
 
 def _token_row(tokens: int, short: float, long: float) -> RowValues:
     """A row of bytes per token, and per token and key, from the bytes of `tokens` tokens and of twice as many."""
     one, two = short / tokens, long / (2 * tokens)
-    return [0, 2 * one - two, (two - one) / tokens, 0]
+    return _row(tokens=2 * one - two, scores=(two - one) / tokens)
+
+
+def _size_row(short: Plan, long: Plan, size: Callable[[Plan], float]) -> RowValues:
+    """A row of what a plan of one sequence has; both plans are the same where sequences are images."""
+    tokens = short.training.sequence
+    if long.training.sequence == tokens:
+        return _row(samples=size(short))
+    return _token_row(tokens, size(short), size(long))
 
 
 def _comm_rows(plan: Plan) -> Iterator[RowValues]:
@@ -229,14 +257,14 @@ def _comm_rows(plan: Plan) -> Iterator[RowValues]:
     )
     element_bytes = sharding.format.bytes
     operand_bytes = element_bytes if sharding.operands is None else sharding.operands.format.bytes
-    yield [0, token_bytes, 0, 0]
-    yield [0, token_bytes * operand_bytes / element_bytes, 0, 0]
-    yield [0, remote_share, 0, 0]
-    yield [0, remote_share * element_bytes, 0, 0]
-    yield [0, remote_share * operand_bytes, 0, 0]
+    yield _row(tokens=token_bytes)
+    yield _row(tokens=token_bytes * operand_bytes / element_bytes)
+    yield _row(tokens=remote_share)
+    yield _row(tokens=remote_share * element_bytes)
+    yield _row(tokens=remote_share * operand_bytes)
     kv_bytes = sharding.kv_bytes / tokens
-    yield [0, -kv_bytes, 0, kv_bytes]  # keys of all other ranks
+    yield _row(tokens=-kv_bytes, keys=kv_bytes)  # keys of all other ranks
     message = RankProgramBuilder(
         replace(plan, layout=replace(plan.layout, pp=2)), UnitBuilder(plan), SegmentCache()
     ).p2p_message(0, 1)
-    yield [0, 0.0 if message is None else message.payload / tokens, 0, 0]
+    yield _row(tokens=0.0 if message is None else message.payload / tokens)

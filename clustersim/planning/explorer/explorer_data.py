@@ -52,6 +52,7 @@ from clustersim.planning.explorer.zero_memory import (
     fragmentation_factors,
     group_columns,
     pending_receives_table,
+    reused_columns,
     workspace_bytes,
     zero_table,
 )
@@ -119,6 +120,7 @@ def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
         sizes=column_sizes(space),
         rows=stage_count_tables(space),
         groups=group_columns(space),
+        reused=reused_columns(space),
         experts=expert_group_index(space),
         sharing=zero_table(space),
         sends=dispatch_bytes_table(space),
@@ -148,18 +150,10 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
     Raise InputError for models that the page does not support.
     """
     model = scenario.model
-    if model.encoder is not None or model.patches is not None:
-        language_hint = (
-            "" if model.encoder is None else "; its language model alone is drawn with --set model.encoder.layers=0"
-        )
+    if model.patches is not None and scenario.layout.cp > 1:
         raise InputError(
-            f"model: {model.name} reads images, and the explorer's page knows models of tokens only; run, check, "
-            f"search and what-if know all{language_hint}"
-        )
-    if any(spec.shared is not None for spec in model.distinct_specs):
-        raise InputError(
-            f"model: layers of {model.name} share a block, and all on the explorer's page have their own weights; run, "
-            "check, search and what-if know all"
+            f"layout.cp: {scenario.layout.cp} ranks share the images of {model.name}, which the explorer's page does "
+            "not know; run, check, search and what-if do"
         )
     for mixer in model.distinct_mixers:
         if mixer.saves_by_selection:
@@ -352,7 +346,7 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
 
 
 def _sequence_notes(scenario: Scenario) -> Iterator[str]:
-    """Notes on packed documents and on layers whose sequences are split in other ways than by rings."""
+    """Notes on packed documents, and on layers that only one rank can have, or whose sequences no rings split."""
     if scenario.training.documents is not None:
         yield "Packed documents change no memory and no traffic drawn here; simulated steps have them."
     if any(mixer.context_rule is not ContextRule.KV_RING for mixer in scenario.model.distinct_mixers):
@@ -360,6 +354,10 @@ def _sequence_notes(scenario: Scenario) -> Iterator[str]:
             f"cp is offered with attention alone: other layers of {scenario.model.name} exchange tokens for heads, or "
             "states, which the page does not know."
         )
+    if any(mixer.reads_first_layer for mixer in scenario.model.distinct_mixers):
+        yield f"pp is 1: layers of {scenario.model.name} read what is before the first one, so that one rank has all."
+    if scenario.model.patches is not None:
+        yield f"Sequences are the images of {scenario.model.name}, of {scenario.model.sample_tokens:,} tokens, uncut (cp 1)."
 
 
 def _omission_notes(scenario: Scenario) -> Iterator[str]:

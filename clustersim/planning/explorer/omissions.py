@@ -1,9 +1,10 @@
 """What does the explorer page leave out of a scenario whose memory it would else change?
 
 Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks,
-which one kernel of attention waits for; one optimizer for all weights. MTP layers, which add an embedding and logits
-to the stage that holds them, other kinds of context parallelism, rings with a kernel for each block, and optimizers of
-matrices are not in them, so the page draws the scenario without these, and says what they take.
+which one kernel of attention waits for; one optimizer for all weights, all of which are trained. MTP layers, which add
+an embedding and logits to the stage that holds them, other kinds of context parallelism, rings with a kernel for each
+block, optimizers of matrices, encoders of images and frozen towers are not in them, so the page draws the scenario
+without these, and says what they take.
 """
 
 from collections.abc import Iterator
@@ -11,21 +12,23 @@ from dataclasses import replace
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
+from clustersim.model.gradient_flow import ModelGradients
 from clustersim.model.optimizers import MatrixOptimizer
 from clustersim.model.overheads import RingAttention
 from clustersim.parallel.attention_exchange import ring_blocks
 from clustersim.parallel.context_parallel import ContextParallelKind
+from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.results.memory_check import fits_in_memory, memory_timelines
 from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import check_layers
 
 
 def drawn_scenario(scenario: Scenario) -> Scenario:
-    """The scenario as it is drawn: without MTP layers, with rings in one kernel, one optimizer for all weights.
+    """The scenario as it is drawn: without MTP layers and encoder, with rings in one kernel, one optimizer for all.
 
     Raise InputError if a pipeline stage holds nothing then.
     """
-    drawn, optimizer = without_mtp_layers(scenario), scenario.training.optimizer
+    drawn, optimizer = _without_encoder(without_mtp_layers(scenario)), scenario.training.optimizer
     if scenario.layout.cp_kind is not ContextParallelKind.RING:
         drawn = replace(drawn, layout=replace(drawn.layout, cp_kind=ContextParallelKind.RING, cp_inner=None))
     if has_block_ring(scenario):
@@ -39,6 +42,16 @@ def drawn_scenario(scenario: Scenario) -> Scenario:
 def has_block_ring(scenario: Scenario) -> bool:
     """Whether attention runs a kernel for each block of keys of a ring."""
     return ring_blocks(scenario.layout, scenario.training) > 1
+
+
+def _without_encoder(scenario: Scenario) -> Scenario:
+    """The scenario's language model alone, all of which is trained, with a stage on every pipeline rank."""
+    if scenario.model.encoder is None:
+        return scenario
+    layout = replace(scenario.layout, encoder_tp=None)
+    if isinstance(layout.layers_per_stage, BehindEncoder):
+        layout = replace(layout, layers_per_stage=None)
+    return replace(scenario, model=replace(scenario.model, encoder=None, gradients=ModelGradients()), layout=layout)
 
 
 def without_mtp_layers(scenario: Scenario) -> Scenario:
@@ -81,6 +94,10 @@ def _omitted(scenario: Scenario) -> Iterator[str]:
     if count := scenario.model.mtp_layers:
         layers = "layer" if count == 1 else "layers"
         yield f"the {count} multi-token prediction (MTP) {layers} of {scenario.model.name}"
+    if (encoder := scenario.model.encoder) is not None:
+        yield f"the encoder {encoder.model.name} with its projector"
+    if scenario.model.gradients.has_frozen:
+        yield f"that {scenario.model.name} is frozen"
     if (kind := scenario.layout.cp_kind) is not ContextParallelKind.RING:
         yield f"layout.cp_kind {kind.value} (drawn as ring)"
     elif has_block_ring(scenario):

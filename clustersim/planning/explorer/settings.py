@@ -95,8 +95,9 @@ FEATURES: Final = (
     ("tokens", ("microbatch", "sequence"), ("cp",)),
     ("scores", ("microbatch", "sequence", "sequence"), ("cp",)),
     ("keys", ("microbatch", "sequence"), ()),
+    ("samples", ("microbatch",), ()),
 )
-"""What columns are proportional to: a constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys."""
+"""What columns are proportional to: a constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys, images."""
 _UNSPLITTABLE_MODEL: Final = resize_model(
     load_preset("llama-tiny"), heads=1, kv_heads=1
 )  # which cannot be split by tensor parallelism
@@ -131,9 +132,7 @@ class ExplorerSpace:
     def offered_values(self) -> dict[str, tuple[Setting, ...]]:
         """Offered values of every setting."""
         batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
-        other_values = MOE_OFFERED_VALUES if self.is_moe else {}
-        if not self.splits_sequences:
-            other_values = {**other_values, "cp": (1,)}
+        other_values = {**(MOE_OFFERED_VALUES if self.is_moe else {}), **self._unvaried_values}
         values_by_key: dict[str, Iterable[Setting]] = {
             **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **other_values}.items()},
             "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
@@ -154,6 +153,15 @@ class ExplorerSpace:
             "batch": sorted({*OFFERED_VALUES["batch"], self.scenario.training.global_batch, *batches}),
         }
         return {key: tuple(values_by_key[key]) for key in self.start}
+
+    @property
+    def _unvaried_values(self) -> dict[str, tuple[int, ...]]:
+        """Values of settings that the scenario's model leaves no choice of."""
+        is_split = self.splits_sequences and not self.reads_images
+        has_stages = not any(mixer.reads_first_layer for mixer in self.models[0].distinct_mixers)
+        unvaried = {} if is_split else {"cp": (1,)}
+        unvaried |= {} if has_stages else {"pp": (1,)}
+        return unvaried | ({"sequence": ()} if self.reads_images else {})
 
     @property
     def _start_schedule(self) -> Schedule:
@@ -206,6 +214,16 @@ class ExplorerSpace:
     def splits_sequences(self) -> bool:
         """Whether context parallelism is offered: all mixers send keys and values round a ring, which has a column."""
         return all(mixer.context_rule is ContextRule.KV_RING for mixer in self.models[0].distinct_mixers)
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the scenario's model reads images, each of which is a sequence of its length."""
+        return self.models[0].patches is not None
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether layers of the scenario's model share weights with each other."""
+        return any(spec.shared is not None for spec in self.models[0].distinct_specs)
 
     @property
     def layer_kind_count(self) -> int:
@@ -376,8 +394,8 @@ class ExplorerSpace:
 
 
 def has_own_layers(model: TransformerModel) -> bool:
-    """Whether a model's layers are of several kinds, or have other mixers than attention."""
-    return model.has_other_mixers or len(model.distinct_specs) > 1
+    """Whether a model's layers are of several kinds, or have other mixers than attention, or it reads images."""
+    return model.has_other_mixers or len(model.distinct_specs) > 1 or model.patches is not None
 
 
 def is_explored(schedule: Schedule) -> bool:

@@ -34,6 +34,7 @@ from clustersim.planning.explorer.column_sizes import (
     column_names,
     kind_column,
     layer_parameter_columns,
+    reused_parameter_columns,
     saved_column,
 )
 from clustersim.planning.explorer.expert_traffic import EP_OPS, ETP_OPS
@@ -185,12 +186,11 @@ class _StageCounts:
         return window_rows
 
     def _unit_columns(self, stage: PipelineStage) -> list[tuple[str, ...]]:
-        """Parameter columns of each unit of a stage."""
+        """Columns of the parameters that each unit of a stage holds or uses again."""
         first, last, only = END_PARAMETER_COLUMNS
         kinds = (self.model.distinct_specs.index(run.spec) for run in stage.stack for _ in range(run.count))
-        layers = [
-            tuple(kind_column(name, kind) for name in layer_parameter_columns(self.space).values()) for kind in kinds
-        ]
+        own, reused = layer_parameter_columns(self.space), reused_parameter_columns(self.space)
+        layers = [tuple(kind_column(name, kind) for name in (*own.values(), *reused.values())) for kind in kinds]
         before, after = [(first,)] * stage.has_embedding, [(only if stage.has_embedding else last,)] * stage.has_head
         return [*before, *layers, *after]
 
@@ -322,8 +322,9 @@ class _SmallLayerPlan:
         training_spec = self.counts.space.scenario.training
         inherited = {name: getattr(training_spec, name) for name in ("early_stop", "attention", "lora")}
         gathering = Overheads(keeps_gathered_inputs=training_spec.overheads.keeps_gathered_inputs)
-        training = Training(_SEQUENCE, 1, recompute=way(self.recompute), overheads=gathering, **inherited)
-        cp = 2 if self.counts.space.splits_sequences else 1
+        sequence = self.model.sample_tokens or _SEQUENCE
+        training = Training(sequence, 1, recompute=way(self.recompute), overheads=gathering, **inherited)
+        cp = 2 if self.counts.space.setting_values["cp"] != (1,) else 1
         dense_layout = Layout(tp=2, cp=cp, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
         token_dispatcher = None if self.dispatcher is None else TokenDispatcher(self.dispatcher)
         layout = (
@@ -362,9 +363,12 @@ def _column_of(plan: Plan, comm_op: CommOp) -> tuple[str, str, float]:
 
 
 def _tp_column(plan: Plan, comm_op: CommOp) -> tuple[str, float]:
-    """Column and unit size of TP communication: activations, smaller tensors (adapters, MLA), or bytes per token."""
+    """Column and unit size of TP communication: activations and tensors several times as wide, smaller ones, or bytes.
+
+    Smaller are those of adapters and of MLA; bytes are per token.
+    """
     is_operand = comm_op.name in _OPERAND_GATHERS
-    if comm_op.payload == plan.activation_bytes:
+    if comm_op.payload % plan.activation_bytes == 0:
         return "operand to tp" if is_operand else "activation to tp", plan.activation_bytes
     if is_operand or "adapter" in comm_op.name or comm_op.collective is not CollectiveType.ALL_REDUCE:
         name = "elements of operands to tp" if is_operand else "elements of tokens to tp"

@@ -38,6 +38,7 @@ from clustersim.planning.explorer.column_sizes import (
     RowValues,
     column_names,
     kind_column,
+    reused_parameter_columns,
 )
 from clustersim.planning.explorer.settings import ExplorerSpace, parse_recompute
 from clustersim.planning.explorer.stage_counts import RING_PASSES, iterate_comm_ops, lower_programs
@@ -229,6 +230,16 @@ def group_columns(space: ExplorerSpace) -> tuple[tuple[int, ...], ...]:
     )
 
 
+def reused_columns(space: ExplorerSpace) -> tuple[tuple[int, ...], ...]:
+    """For each parameter group the indices of the columns of parameters that layers use again."""
+    names, columns = column_names(space), reused_parameter_columns(space)
+    kinds = range(space.layer_kind_count)
+    return tuple(
+        tuple(names.index(kind_column(columns[group.name], kind)) for kind in kinds) if columns else ()
+        for group in _parameter_groups(space)
+    )
+
+
 def expert_group_index(space: ExplorerSpace) -> int | None:
     """Index of the expert parameter group, or None."""
     return next((index for index, group in enumerate(_parameter_groups(space)) if group.name == EXPERTS), None)
@@ -329,12 +340,24 @@ class _SmallZeroPlan:
             values = dict(zip(END_PARAMETER_COLUMNS, end_values, strict=True))
             for group in self._group_names:
                 value = by_group.get(group, by_group[DENSE])  # expert parameters are sent like dense ones
-                values |= {
-                    kind_column(LAYER_PARAMETER_COLUMNS[group], kind): value
-                    for kind in range(self.space.layer_kind_count)
-                }
+                values |= self._layer_values(group, value)
             result[comm_group] = [values.get(name, 0) for name in column_names(self.space)]
         return result
+
+    def _layer_values(self, group: str, value: float) -> dict[str, float]:
+        """Ring bytes per parameter of a group in each kind of layer; those used again are sent where they are sharded.
+
+        They are gathered and reduced for every use then (`lowering.fsdp`), else only where they are held.
+        """
+        is_sharded = self.space.data_parallel_strategy(self.zero).shards_parameters
+        reused = reused_parameter_columns(self.space)
+        columns = {LAYER_PARAMETER_COLUMNS[group]: value}
+        columns |= {reused[group]: value * is_sharded} if reused else {}
+        return {
+            kind_column(name, kind): size
+            for name, size in columns.items()
+            for kind in range(self.space.layer_kind_count)
+        }
 
     @property
     def _group_names(self) -> list[str]:

@@ -106,10 +106,10 @@ clustersim.explorerModel = (facts) => {
     return (dropped ? Math.max(...fullest) : sum(fullest)) + Math.max(...most("units", gradients));
   }
 
-  // What is said of groups of parameters, for each of their columns.
+  // What is said of groups of parameters, for each of their columns, those of parameters used again included.
   function byColumn(groupValues) {
     const columnValues = tables.columns.map(() => 0);
-    tables.groups.forEach((columns, group) => columns.forEach((column) => (columnValues[column] = groupValues[group])));
+    tables.groups.forEach((columns, group) => [...columns, ...tables.reused[group]].forEach((column) => (columnValues[column] = groupValues[group])));
     return columnValues;
   }
 
