@@ -55,21 +55,20 @@ class ExplorerTables:
 
     A setting is a control's value, or derived from those.
 
-    derived: (name, factors, divisors) of derived settings that are products; chunks: actual number of model
-    chunks of a pipeline rank; flags: derived settings that are not products; rules: tables of messages why
-    settings are invalid, in groups, of which the first match is shown; stages: for every pipeline rank [first
-    layer, layers, embedding, head, content] of each of its stages; columns: names of memory columns; features:
-    settings to which columns are proportional; sizes: [columns][features] bytes; rows: by what they count, of a
-    stage [content][columns] or [content][moments][columns], where content is a number of layers, or the index
-    of the stage's layers among all distinct ones if there are several kinds; groups: columns of each parameter
-    group; reused: of those that layers use again, which are held elsewhere; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
-    (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process
-    groups; receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace:
-    bytes of library workspaces on a stage [content]; fragmentation: by recomputation, fraction added to each use;
-    schedules: {bubble: fraction of the step, held: for each pipeline rank the candidate moments of peak memory
-    (`schedule_tables.PeakCandidate`)}; orders: axis orders of
-    rank numbering, by mesh; roles: axes of process groups; partners: by process group kind, the pipeline ranks
-    that each pipeline rank talks to.
+    derived: (name, factors, divisors) of derived settings that are products; chunks: actual number of model chunks of a
+    pipeline rank; flags: derived settings that are not products; rules: tables of messages why settings are invalid, in
+    groups, of which the first match is shown; stages: for every pipeline rank [first layer, layers, embedding, head,
+    content] of each of its stages; columns: names of memory columns; features: settings to which columns are
+    proportional; sizes: [columns][features] bytes; rows: by what they count, of a stage [content][columns] or
+    [content][moments][columns], where content is a number of layers, or the index of the stage's layers among all
+    distinct ones if there are several kinds; groups: columns of each parameter group; reused: of those that layers use
+    again, which are held elsewhere; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
+    (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process groups;
+    receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace: bytes of library
+    workspaces on a stage [content]; fragmentation: by recomputation, fraction added to each use; schedules: {bubble:
+    fraction of the step, held: for each pipeline rank the candidate moments of peak memory
+    (`schedule_tables.PeakCandidate`)}; orders: axis orders of rank numbering, by mesh; roles: axes of process groups;
+    partners: by process group kind, the pipeline ranks that each pipeline rank talks to.
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]

@@ -245,9 +245,7 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
         ),
     ],
 )
-def test_other_context_parallelism_towers_and_muon_are_left_out_with_their_memory(
-    changes: list[str], words: str
-) -> None:
+def test_what_tables_do_not_have_is_left_out_with_its_memory(changes: list[str], words: str) -> None:
     explored = Scenario.from_mapping(MAPPING, changes)
     (warning,) = build_exploration_tables(explored).warnings
     assert words in warning

@@ -7,15 +7,17 @@ length, of which what a sample takes is known.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
+from clustersim.common.units import Bytes
 from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.lowering.task_list import SegmentCache
 from clustersim.lowering.units import UnitBuilder
 from clustersim.memory.activations import ActivationKind, Activations, layer_saved_bytes
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, QUANTIZED
+from clustersim.model.training import Recompute
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.expert_traffic import EP_OPS, ETP_OPS, expert_bytes_sent
 from clustersim.planning.explorer.settings import FEATURES, ExplorerSpace, parse_recompute
@@ -188,11 +190,8 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
     for activation_kind in _LAYER_KINDS:
         yield activation_kind.value, _activation_row(activation_kind, spec, short, long)
     for mode in space.selective_policies:
-        policy = parse_recompute(mode)
-        yield (
-            saved_column(mode),
-            _size_row(short, long, lambda plan: layer_saved_bytes(plan.layer_by_spec[spec], policy)),
-        )
+        saved_bytes = partial(_layer_saved_bytes, spec, parse_recompute(mode))
+        yield saved_column(mode), _size_row(short, long, saved_bytes)
     layer = short.layer_by_spec[spec]
     for group, name in layer_parameter_columns(space).items():
         yield name, _constant_row(layer.parameters_by_group.get(group, 0))
@@ -204,6 +203,10 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
         layer, operators=tuple(operator for operator in layer.operators if operator.parameter_group == EXPERTS)
     )
     yield EXPERT_GRADIENT_COLUMN, _constant_row(Activations(short).weight_gradient_bytes(expert_layer))
+
+
+def _layer_saved_bytes(spec: LayerSpec, policy: Recompute, plan: Plan) -> Bytes:
+    return layer_saved_bytes(plan.layer_by_spec[spec], policy)
 
 
 def _activation_row(activation_kind: ActivationKind, spec: LayerSpec | None, short: Plan, long: Plan) -> RowValues:
@@ -237,7 +240,7 @@ def _token_row(tokens: int, short: float, long: float) -> RowValues:
     return _row(tokens=2 * one - two, scores=(two - one) / tokens)
 
 
-def _size_row(short: Plan, long: Plan, size: Callable[[Plan], float]) -> RowValues:
+def _size_row(short: Plan, long: Plan, size: Callable[[Plan], Bytes]) -> RowValues:
     """A row of what a plan of one sequence has; both plans are the same where sequences are images."""
     tokens = short.training.sequence
     if long.training.sequence == tokens:

@@ -357,7 +357,8 @@ def _sequence_notes(scenario: Scenario) -> Iterator[str]:
     if any(mixer.reads_first_layer for mixer in scenario.model.distinct_mixers):
         yield f"pp is 1: layers of {scenario.model.name} read what is before the first one, so that one rank has all."
     if scenario.model.patches is not None:
-        yield f"Sequences are the images of {scenario.model.name}, of {scenario.model.sample_tokens:,} tokens, uncut (cp 1)."
+        tokens = f"{scenario.model.sample_tokens:,}"
+        yield f"Sequences are the images of {scenario.model.name}, of {tokens} tokens, uncut (cp 1)."
 
 
 def _omission_notes(scenario: Scenario) -> Iterator[str]:

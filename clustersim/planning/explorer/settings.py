@@ -97,7 +97,10 @@ FEATURES: Final = (
     ("keys", ("microbatch", "sequence"), ()),
     ("samples", ("microbatch",), ()),
 )
-"""What columns are proportional to: a constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys, images."""
+"""What columns are proportional to.
+
+A constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys, sequences (of those that are images).
+"""
 _UNSPLITTABLE_MODEL: Final = resize_model(
     load_preset("llama-tiny"), heads=1, kv_heads=1
 )  # which cannot be split by tensor parallelism
