@@ -219,6 +219,9 @@ def _training(settings: _Settings, replicas: int, fsdp_keys: Mapping[str, Any]) 
     if _fuses_linear_loss(settings):
         training["loss"] = "liger"
         settings.remarks.append("Liger's loss is read; its other kernels are those of training.fused")
+    if settings.flag("tiled_mlp"):  # axolotl, integrations/liger and monkeypatch/tiled_mlp
+        shards = settings.integer("tiled_mlp_num_shards", default=0)
+        training["tiled_mlp"] = {"tokens": -(-training["sequence"] // shards)} if shards else True
     lora = _lora(settings)
     if lora is not None:
         training["lora"] = lora

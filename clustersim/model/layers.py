@@ -67,6 +67,7 @@ from clustersim.model.sharded_layer import (
     residual_add_operator,
     residual_stream_operator,
 )
+from clustersim.model.tiled_mlp import tiled_mlp_operators
 from clustersim.model.training import FusedKernel, Training
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 
@@ -224,7 +225,10 @@ def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> 
 
 
 def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
+    tiling = rank.training.tiled_mlp
     match spec.mlp:
+        case DenseMlp(token_shift=False) as mlp if tiling is not None:
+            return assign_module(tiled_mlp_operators(rank, mlp, tiling), RecomputeModule.MLP, rank.residual_bytes)
         case DenseMlp(token_shift=True) as mlp:
             mixed = token_mix(rank, "mlp.token_shift", 1, _SHIFT_PASSES)
             return assign_module([mixed, *mlp_operators(rank, mlp)], RecomputeModule.MLP, rank.residual_bytes)

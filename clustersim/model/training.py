@@ -141,6 +141,26 @@ NONE_FUSED: Final = frozenset[FusedKernel]()
 
 
 @dataclass(frozen=True, slots=True)
+class TiledMlp:
+    """Dense MLPs that run on tiles of the sequence (`model.tiled_mlp`).
+
+    tokens: of a sequence in a tile, None: as many as the model is wide (DeepSpeed, Liger); recomputes: a tile runs
+    again before its backward, for which nothing but the MLP's input is saved.
+    """
+
+    tokens: int | None = None
+    recomputes: bool = True
+
+    def tile_count(self, sequence: int, hidden: int) -> int:
+        """Tiles of a sequence.
+
+        >>> TiledMlp().tile_count(131072, 4096), TiledMlp(16384).tile_count(131072, 4096)
+        (32, 8)
+        """
+        return -(-sequence // (self.tokens or hidden))
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
 
@@ -154,7 +174,8 @@ class Training:
     sequences, None: each is one; reference_model: a frozen copy of the model runs forward on every microbatch, too, as
     in preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and self-distillation; with adapters it is the
     model without them. Its loss is timed as the model's, and model FLOP do not count it; z_loss: the squared logarithm
-    of each token's sum of exponentials is added to the loss (`memory_bound.z_loss_spec`).
+    of each token's sum of exponentials is added to the loss (`memory_bound.z_loss_spec`); tiled_mlp: dense MLPs run on
+    tiles of the sequence, None: on all of it.
     """
 
     sequence: int
@@ -176,6 +197,7 @@ class Training:
     expert_load: ExpertLoad | None = None
     documents: Documents | None = None
     reference_model: bool = False
+    tiled_mlp: TiledMlp | None = None
 
     @property
     def orthogonalizes_dense(self) -> bool:

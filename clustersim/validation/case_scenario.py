@@ -14,7 +14,11 @@ from clustersim.schedules import registry
 from clustersim.uncertainty.model_file import uncertainty_model_name
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.cluster_lookup import cluster_config
-from clustersim.validation.framework_defaults import FrameworkDefaults, framework_defaults, has_experts
+from clustersim.validation.framework_defaults import (
+    FrameworkDefaults,
+    framework_defaults,
+    has_experts,
+)
 from clustersim.validation.moe_settings import (
     dense_ffn_size,
     experts_config,
@@ -33,6 +37,7 @@ _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "parameter offloading on": {"parameters": True},  # FSDP2's CPUOffloadPolicy
 }
 _MUON_NOTE: Final = "optimizer muon"
+_TILED_MLP_NOTE: Final = re.compile(r"MLP in tiles of (\d+) tokens")
 RECOMPUTE_MODES: Final = {
     "": "none",
     "none": "none",
@@ -245,7 +250,14 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         **_optimizer_config(case),
         **_overheads_config(case, defaults),
         **(moe_expert_load(case) if has_experts(case) else {}),
+        **_tiled_mlp_config(case),
     }
+
+
+def _tiled_mlp_config(case: ValidationCase) -> dict[str, Any]:
+    """MLPs that run on tiles of the sequence in forward, which is checkpointed."""
+    stated = _TILED_MLP_NOTE.search(case.text("notes"))
+    return {"tiled_mlp": {"tokens": int(stated[1]), "recompute": False}} if stated else {}
 
 
 def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:

@@ -180,6 +180,14 @@ def test_liger_s_loss_is_fused_with_the_matrix() -> None:
     assert liger.mapping["training"]["loss"] == "liger"
 
 
+def test_axolotl_s_tiles_of_mlps_are_read() -> None:
+    """As many tokens as the model is wide, or a number of tiles."""
+    tiled = _import({**AXOLOTL, "tiled_mlp": True}).mapping["training"]
+    assert tiled["tiled_mlp"] is True
+    shards = _import({**AXOLOTL, "tiled_mlp": True, "tiled_mlp_num_shards": 4}).mapping["training"]
+    assert shards["tiled_mlp"] == {"tokens": -(-tiled["sequence"] // 4)}
+
+
 @pytest.mark.parametrize(
     ("content", "change", "sentence"),
     [

@@ -234,7 +234,10 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
             ["layout={cp: 4, dp: 2, cp_kind: ring}", "training.overheads.ring_attention=blocks"],
             "ring_attention blocks (drawn as one_kernel)",
         ),
-        (["training.optimizer=muon"], "the optimizer muon (drawn as adam of all weights)"),
+        (
+            ["training.optimizer=muon", "training.tiled_mlp=true", "layout={dp: 8}"],
+            "MLPs on tiles (training.tiled_mlp) and the optimizer muon (drawn as adam of all weights)",
+        ),
         (
             ["training.optimizer=muon", "layout={cp: 4, dp: 2, cp_kind: all_gather}"],
             "all_gather (drawn as ring) and",

@@ -3,8 +3,8 @@
 Its tables know stages by their layers, embedding and head; rings of keys and values between context-parallel ranks,
 which one kernel of attention waits for; one optimizer for all weights, all of which are trained. MTP layers, which add
 an embedding and logits to the stage that holds them, other kinds of context parallelism, rings with a kernel for each
-block, optimizers of matrices, encoders of images and frozen towers are not in them, so the page draws the scenario
-without these, and says what they take.
+block, MLPs on tiles, optimizers of matrices, encoders of images and frozen towers are not in them, so the page draws
+the scenario without these, and says what they take.
 """
 
 from collections.abc import Iterator
@@ -34,6 +34,8 @@ def drawn_scenario(scenario: Scenario) -> Scenario:
     if has_block_ring(scenario):
         overheads = replace(drawn.training.overheads, ring_attention=RingAttention.ONE_KERNEL)
         drawn = replace(drawn, training=replace(drawn.training, overheads=overheads))
+    if drawn.training.tiled_mlp is not None:
+        drawn = replace(drawn, training=replace(drawn.training, tiled_mlp=None))
     if isinstance(optimizer, MatrixOptimizer):
         drawn = replace(drawn, training=replace(drawn.training, optimizer=optimizer.scalar))
     return drawn
@@ -102,5 +104,7 @@ def _omitted(scenario: Scenario) -> Iterator[str]:
         yield f"layout.cp_kind {kind.value} (drawn as ring)"
     elif has_block_ring(scenario):
         yield "training.overheads.ring_attention blocks (drawn as one_kernel)"
+    if scenario.training.tiled_mlp is not None:
+        yield "MLPs on tiles (training.tiled_mlp)"
     if isinstance(optimizer := scenario.training.optimizer, MatrixOptimizer):
         yield f"the optimizer {optimizer.name} (drawn as {optimizer.scalar.value} of all weights)"

@@ -36,6 +36,7 @@ from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.offload import OffloadConfig
 from clustersim.scenario.config.optimizer import OptimizerConfig
 from clustersim.scenario.config.overheads import OverheadsConfig, resolve_overheads
+from clustersim.scenario.config.tiled_mlp import TiledMlpConfig, tiling_from_switch
 from clustersim.scenario.config_reader import (
     ConfigModel,
     LayerCount,
@@ -307,6 +308,10 @@ class TrainingConfig(ConfigModel):
     documents: Annotated[DocumentsConfig | None, BeforeValidator(none_from_word)] = None
     """lengths of documents packed into sequences, see [Packed documents](scenario.md#packed-documents), or none; left
     out: none"""
+    tiled_mlp: Annotated[TiledMlpConfig | None, BeforeValidator(tiling_from_switch)] = None
+    """dense MLPs run on tiles of the sequence, see [Losses](scenario.md#mlps-on-tiles), or false;
+    left out: false
+    """
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
     """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
 
@@ -344,6 +349,7 @@ class TrainingConfig(ConfigModel):
             "lora": lora,
             "optimizer": self.optimizer.optimizer(),
             "documents": None if self.documents is None else self.documents.packed_documents(),
+            "tiled_mlp": None if self.tiled_mlp is None else self.tiled_mlp.tiling(),
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop

@@ -64,6 +64,7 @@ from clustersim.scenario.validation_rules.precision import (
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
 from clustersim.scenario.validation_rules.selected_keys import check_selected_keys
+from clustersim.scenario.validation_rules.tiled_mlp import check_tiled_mlp
 from clustersim.scenario.validation_rules.towers import (
     check_encoder,
     check_encoder_layout,
@@ -488,6 +489,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_optimizer_in_backward,
     check_reference_model,
     check_cross_entropy_metrics,
+    check_tiled_mlp,
     check_z_loss,
     _check_step_count,
     _check_jitter,

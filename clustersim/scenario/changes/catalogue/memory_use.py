@@ -13,7 +13,7 @@ import numpy as np
 from clustersim.common.dtypes import DType
 from clustersim.model.offload import ActivationOffload, OptimizerOffload
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute
+from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute, TiledMlp
 from clustersim.parallel.mesh import CONTEXT, PIPELINE, TENSOR, Axis
 from clustersim.parallel.plan import Plan
 from clustersim.scenario.changes.layout import with_cp_factor, with_layout, with_pp_factor, with_tp_factor
@@ -28,6 +28,7 @@ from clustersim.scenario.changes.scenario_change import (
 from clustersim.scenario.changes.training import with_microbatch_size, with_offload, with_recompute, with_training
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.scenario import Scenario
+from clustersim.scenario.validation_rules.tiled_mlp import check_tiled_mlp
 
 _MOE_MLA_MODULES: Final = frozenset({RecomputeModule.MOE_ACTIVATION, RecomputeModule.MLA_UP_PROJECTION})
 _MODULE_SETS: Final = (
@@ -37,6 +38,7 @@ _MODULE_SETS: Final = (
     frozenset({RecomputeModule.MOE}),
 )
 _FACTORS: Final = (2, 4, 8)
+_MIN_TILES: Final = 8  # of a sequence whose MLPs may be worth tiles
 _SHARDED_STRATEGIES: Final = ("zero1", "zero2", "fsdp", "zero3")
 
 
@@ -94,6 +96,16 @@ def _more_modules(scenario: Scenario, plan: Plan) -> Iterator[ChangedScenario]:
 def _smallest_microbatch(baseline: Baseline) -> Iterator[ChangedScenario]:
     if baseline.scenario.training.microbatch > 1:
         yield _changed(with_microbatch_size(baseline.scenario, 1), "training.microbatch=1")
+
+
+def _tiled_mlps(baseline: Baseline) -> Iterator[ChangedScenario]:
+    """Dense MLPs on tiles of long sequences."""
+    scenario, tiling = baseline.scenario, TiledMlp()
+    tokens = scenario.training.sequence // scenario.layout.cp
+    if scenario.training.tiled_mlp is None and tiling.tile_count(tokens, scenario.model.hidden) >= _MIN_TILES:
+        changed = with_training(scenario, tiled_mlp=tiling)
+        if not [*check_tiled_mlp(changed)]:
+            yield _changed(changed, "training.tiled_mlp=true")
 
 
 def _quantized_weights(baseline: Baseline) -> Iterator[ChangedScenario]:
@@ -184,6 +196,7 @@ def _ladder(name: str, subject: ChangeSubject, apply: ApplyChange) -> ScenarioCh
 
 TRAINING_LADDERS: Final = (
     _ladder("more_recompute", ChangeSubject.RECOMPUTE, _more_recompute),
+    _ladder("tiled_mlps", ChangeSubject.RECOMPUTE, _tiled_mlps),
     _ladder("smallest_microbatch", ChangeSubject.BATCH, _smallest_microbatch),
     _ladder("quantized_weights", ChangeSubject.PRECISION, _quantized_weights),
 )
