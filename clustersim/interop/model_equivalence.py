@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
-from clustersim.model.layer_stack import LayerGroup, MoeMlp, layer_specs
+from clustersim.model.layer_stack import LayerGroup, LayerStack, MoeMlp, layer_specs
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 
 def models_equivalent(first: TransformerModel, second: TransformerModel) -> bool:
-    """Whether two models are equal except for names, position counts without a table, and router biases.
+    """Whether two models are equal except for names, unused position counts and MTP layers, and router biases.
 
     Router biases select experts without changing their scores; a framework that has them has them for all MoE
     models.
@@ -54,11 +54,14 @@ def has_experts(model: TransformerModel) -> bool:
 
 def _normalize(model: TransformerModel) -> TransformerModel:
     positions = model.max_positions if model.positions is PositionEncoding.LEARNED else 0
-    return replace(model, name="", max_positions=positions, stack=tuple(_with_router_bias(model)))
+    mtp_spec = next((group.spec for group in _with_router_bias(model.mtp_stack)), None)
+    return replace(
+        model, name="", max_positions=positions, mtp_spec=mtp_spec, stack=tuple(_with_router_bias(model.stack))
+    )
 
 
-def _with_router_bias(model: TransformerModel) -> Iterator[LayerGroup]:
-    for group in model.stack:
+def _with_router_bias(stack: LayerStack) -> Iterator[LayerGroup]:
+    for group in stack:
         match group.spec.mlp:
             case MoeMlp() as moe:
                 mlp = replace(moe, router=replace(moe.router, bias=True))

@@ -92,6 +92,17 @@ def test_what_is_exported_is_imported_again() -> None:
     assert any(isinstance(mixer, Mamba2) for mixer in scenario.model.distinct_mixers)
 
 
+@pytest.mark.parametrize("mtp_layers", [0, 1])
+def test_mtp_layers_like_the_last_layer_are_exported(mtp_layers: int) -> None:
+    """Megatron-LM's are as the last layer of the stack, which is Qwen3-Next's attention, too."""
+    training = {"sequence": 4096, "global_batch": 8}
+    model = {"preset": "qwen3-next-80b-a3b", "mtp_layers": mtp_layers}
+    mapping = {"model": model, "training": training, "framework": "megatron"}
+    script = megatron_script(Scenario.from_mapping({**mapping, "cluster": {"name": "dgx-h100", "gpus": 8}}))
+    assert ("--mtp-num-layers 1" in script) == bool(mtp_layers)
+    assert "--linear-attention-freq 4" in script
+
+
 def test_a_model_without_attention_states_the_heads_that_megatron_requires() -> None:
     scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern 'MMMM'")
     script = megatron_script(scenario)
@@ -103,7 +114,6 @@ def test_a_model_without_attention_states_the_heads_that_megatron_requires() -> 
     ("preset", "message"),
     [
         ("kimi-linear-48b-a3b", r"cannot express the mixers \(Kimi delta attention\) of kimi"),
-        ("qwen3-next-80b-a3b", "cannot express the multi-token prediction layers of qwen3-next"),
         ("zamba2-1.2b", "cannot express the shared blocks of zamba2"),
         ("rwkv7-0.1b", r"cannot express the .*mixers \(RWKV-7\)"),
     ],
