@@ -31,7 +31,7 @@ class ExplorerFile:
     path: Path
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt", "latent", "mixed"])
+@pytest.fixture(scope="module", params=["llama", "gpt", "latent", "mixed", "shared"])
 def explorer_file(request: Any, tmp_path_factory: Any) -> ExplorerFile:
     exploration = explore_scenario(request.param)
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
@@ -128,7 +128,8 @@ def test_bubble_curve_equals_the_schedule_tables(explorer_file: ExplorerFile, op
     opened = open_page(explorer_file.path)
     settings = reference.complete_settings(explorer_file.explored.exploration.start)
     chunks = opened.js("() => clustersim.explorer.drawn().chosen.chunks")
-    for name, chunk_count in (("1f1b", 1), ("interleaved", chunks)):
+    schedules = (("1f1b", 1), ("interleaved", chunks))
+    for name, chunk_count in schedules[: min(2, settings["pp"])]:
         trace_index = 0 if chunk_count == 1 else 1
         x, y = opened.js(
             "place => { const { x, y } = document.getElementById('explorer-bubble').data[place];"
