@@ -128,8 +128,10 @@ def test_bubble_curve_equals_the_schedule_tables(explorer_file: ExplorerFile, op
     opened = open_page(explorer_file.path)
     settings = reference.complete_settings(explorer_file.explored.exploration.start)
     chunks = opened.js("() => clustersim.explorer.drawn().chosen.chunks")
-    schedules = (("1f1b", 1), ("interleaved", chunks))
-    for name, chunk_count in schedules[: min(2, settings["pp"])]:
+    schedules = (("1f1b", 1), ("interleaved", chunks)) if settings["pp"] > 1 else ()
+    drawn = opened.js("() => document.getElementById('explorer-bubble').data.length")
+    assert drawn == len(schedules)
+    for name, chunk_count in schedules:
         trace_index = 0 if chunk_count == 1 else 1
         x, y = opened.js(
             "place => { const { x, y } = document.getElementById('explorer-bubble').data[place];"
