@@ -131,6 +131,30 @@ class AttentionCore:
         backward = replace(forward, name="attention.padding.input_gradient")
         yield Operator("attention.padding", ParallelRegion.SHARDED, (forward,), (backward,), recompute_override=())
 
+    def unpadding_operators(self) -> Iterator[Operator]:
+        """Copies of the tokens that are no padding: queries, keys and values are gathered, the output is scattered.
+
+        A scatter writes into zeros. flash_attn/bert_padding.py (`index_first_axis`, `pad_input`), which Transformers
+        runs where a batch is padded (`_upad_input` in modeling_flash_attention_utils.py).
+        """
+        if not self.overheads.unpads_batches:
+            return
+        operands = self._query_elements + self._key_elements + self._value_elements
+        yield Operator(
+            "attention.unpadding",
+            ParallelRegion.SHARDED,
+            (*self._gather_kernels("gather", operands), *self._scatter_kernels("output", self._output_elements)),
+            (*self._gather_kernels("gradient", self._output_elements), *self._scatter_kernels("gradients", operands)),
+            recompute_override=(),
+        )
+
+    def _gather_kernels(self, name: str, elements: int) -> tuple[Kernel, ...]:
+        return (memory_bound.copy_kernel(f"attention.unpadding.{name}", self.dtype, elements),)
+
+    def _scatter_kernels(self, name: str, elements: int) -> tuple[Kernel, ...]:
+        scatter = memory_bound.copy_kernel(f"attention.unpadding.{name}", self.dtype, elements)
+        return (replace(scatter, name=f"{scatter.name}.zeros", bytes=scatter.bytes / 2), scatter)
+
     def flash_operators(self) -> Iterator[Operator]:
         """One fused kernel forward and one backward; dropout saves the random state only."""
         output_elements, logsumexp_bytes = self._output_elements, 4.0 * self._softmax_rows
@@ -280,4 +304,5 @@ def attention_operators(core: AttentionCore, backend: AttentionBackend) -> tuple
     """The operators of the attention core, in forward order."""
     if backend is AttentionBackend.STANDARD:
         return tuple(assign_module(core.standard_operators(), RecomputeModule.CORE_ATTENTION))
-    return (*core.padding_operators(), *assign_module(core.flash_operators(), RecomputeModule.CORE_ATTENTION))
+    copies = (*core.unpadding_operators(), *core.padding_operators())
+    return (*copies, *assign_module(core.flash_operators(), RecomputeModule.CORE_ATTENTION))

@@ -183,6 +183,9 @@ class Overheads:
 
     Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
 
+    Padding: unpads_batches, flash attention gathers what is no padding, and scatters its results
+    (`attention.AttentionCore.unpadding_operators`).
+
     Logging: cross_entropy_metrics, metrics for which PyTorch's cross-entropy of a microbatch's logits is computed once
     more when its backward is done (Composer's train metrics: `_eval_train_metrics` in composer/trainer/trainer.py);
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
@@ -215,6 +218,7 @@ class Overheads:
     complex_rotary: bool = False
     embedding_matmul: bool = False
     saves_absolute_values: bool = False
+    unpads_batches: bool = False
     autocast: bool = False
     ring_attention: RingAttention = RingAttention.ONE_KERNEL
     grouping: Grouping | None = None

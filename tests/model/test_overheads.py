@@ -183,3 +183,21 @@ def test_bias_adds_and_double_norms_pass_over_activations_again(switch: str, pas
         for sharded_layer in (switched, plain)
     ]
     assert moved_bytes[0] - moved_bytes[1] == passes * 2 * 64 * width * 2
+
+
+def test_batches_with_padding_are_gathered_and_scattered() -> None:
+    """Queries, keys and values read and written, the output zeroed, read and written; the reverse in backward."""
+    training = _with_overheads(BF16, unpads_batches=True)
+    (spec,) = SMALL.distinct_specs
+    plain, padded = (
+        transformer_layer(SMALL, spec, one, LayerShard(2, 64, 64))
+        for one in (replace(training, overheads=NO_OVERHEADS), training)
+    )
+    (extra,) = [operator for operator in padded.operators if operator.name == "attention.unpadding"]
+    attention = spec.attention
+    assert attention is not None
+    queries, keys = (2 * 64 * attention.head_dim * heads for heads in (attention.heads, attention.kv_heads))
+    operands = queries + 2 * keys
+    assert _moved_bytes(extra.forward) == 2 * (2 * operands + 3 * queries)
+    assert _moved_bytes(extra.input_gradient) == 2 * (2 * queries + 3 * operands)
+    assert padded.saved_bytes == plain.saved_bytes

@@ -21,7 +21,13 @@ LLAVA: dict[str, Any] = {
     "model": {"preset": "llava-1.5-7b", "frozen": True},
     "cluster": {"name": "dgx-a100", "gpus": 8},
     "layout": {"data": "zero2"},
-    "training": {"sequence": 624, "global_batch": 256, "microbatch": 32, "recompute": "full"},
+    "training": {
+        "sequence": 624,
+        "global_batch": 256,
+        "microbatch": 32,
+        "recompute": "full",
+        "overheads": {"unpads_batches": True},  # unpad_input in llava/train/llama_flash_attn_monkey_patch.py
+    },
     "framework": "deepspeed",
 }
 LLAVA_13B: dict[str, Any] = {
@@ -51,10 +57,10 @@ DIT: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("mapping", "measured", "lowest"),
-    [(LLAVA, LLAVA_STEP, -0.22), (LLAVA_13B, 5.5 * HOUR / LLAVA_STEPS, -0.1), (DIT, DIT_STEP, -0.05)],
+    [(LLAVA, LLAVA_STEP, -0.2), (LLAVA_13B, 5.5 * HOUR / LLAVA_STEPS, -0.08), (DIT, DIT_STEP, -0.05)],
     ids=["llava-1.5-7b", "llava-1.5-13b", "dit-xl-2"],
 )
 def test_steps_are_predicted_below_what_scripts_take(mapping: dict[str, Any], measured: float, lowest: float) -> None:
-    """First predictions: 20 %, 8 % and, without what autocast does in FP32, 27 % below."""
+    """First predictions: 20 % and 8 % without the copies of padded batches, 27 % without autocast in FP32 below."""
     error = simulate(Scenario.from_mapping(mapping)).step_time / measured - 1
     assert lowest < error < 0.05

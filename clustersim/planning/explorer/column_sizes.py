@@ -195,9 +195,9 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
     layer = short.layer_by_spec[spec]
     for group, name in layer_parameter_columns(space).items():
         yield name, _constant_row(layer.parameters_by_group.get(group, 0))
-    used, own = layer.used_parameters_by_group, layer.parameters_by_group
+    used, held = layer.used_parameters_by_group, layer.parameters_by_group
     for group, name in reused_parameter_columns(space).items():
-        yield name, _constant_row(used.get(group, 0) - own.get(group, 0))
+        yield name, _constant_row(used.get(group, 0) - held.get(group, 0))
     yield CAST_COLUMN, _constant_row(sum(operator.cached_cast_elements for operator in layer.operators))
     expert_layer = replace(
         layer, operators=tuple(operator for operator in layer.operators if operator.parameter_group == EXPERTS)

@@ -189,8 +189,8 @@ class _StageCounts:
         """Columns of the parameters that each unit of a stage holds or uses again."""
         first, last, only = END_PARAMETER_COLUMNS
         kinds = (self.model.distinct_specs.index(run.spec) for run in stage.stack for _ in range(run.count))
-        own, reused = layer_parameter_columns(self.space), reused_parameter_columns(self.space)
-        layers = [tuple(kind_column(name, kind) for name in (*own.values(), *reused.values())) for kind in kinds]
+        held, reused = layer_parameter_columns(self.space), reused_parameter_columns(self.space)
+        layers = [tuple(kind_column(name, kind) for name in (*held.values(), *reused.values())) for kind in kinds]
         before, after = [(first,)] * stage.has_embedding, [(only if stage.has_embedding else last,)] * stage.has_head
         return [*before, *layers, *after]
 

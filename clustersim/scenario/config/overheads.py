@@ -107,6 +107,10 @@ class OverheadsConfig(ConfigModel):
     """
     saves_absolute_values: bool | None = None
     """recomputation by operations saves the absolute values that eager casts take; left out: the framework's"""
+    unpads_batches: bool | None = None
+    """flash attention gathers tokens that are no padding and scatters its results, as Transformers for padded batches;
+    left out: the framework's
+    """
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     weighting: Annotated[ExpertWeighting | None, enum_parser(ExpertWeighting)] = None
