@@ -169,6 +169,13 @@ def _dotted_path(location: Iterable[int | str]) -> str:
     return ".".join(str(key) for key in location) or "the file"
 
 
+def _nested_keys(key: int | str, raw_value: object) -> tuple[str, ...]:
+    """The keys of `cp: {kind: ...}`, which is short for `cp_kind`; none where the user wrote nothing like it."""
+    section, _, name = str(key).partition("_")
+    inner = raw_value.get(section) if isinstance(raw_value, Mapping) else None
+    return (section, name) if isinstance(inner, Mapping) and name in inner else ()
+
+
 def _user_location(location: tuple[int | str, ...], raw_value: object, *, missing: bool) -> tuple[int | str, ...]:
     """Truncate a location where the user's own nesting ends; a single entry written without its list is entry 0."""
     user_keys: list[int | str] = []
@@ -178,7 +185,7 @@ def _user_location(location: tuple[int | str, ...], raw_value: object, *, missin
             continue
         in_list = isinstance(raw_value, list) and isinstance(key, int)
         if not in_list and not (isinstance(raw_value, Mapping) and key in raw_value):
-            return location if missing else tuple(user_keys)
+            return location if missing else (*user_keys, *_nested_keys(key, raw_value))
         user_keys.append(key)
         raw_value = raw_value[key]  # type: ignore[index]
     return tuple(user_keys)

@@ -83,6 +83,7 @@ def test_liger_s_activation_writes_gradients_over_its_operands() -> None:
         ("training.tiled_mlp={tokens: 65536}", r"tiled_mlp\.tokens: 65536, but a rank has 32768"),
         ("model=mixtral-8x7b", "mixtral-8x7b has no dense MLP"),
         ("training.lora={rank: 8}", r"training\.lora"),
+        ("training.tiled_mlp=always", r"'always' is neither true nor false; write true or"),
     ],
 )
 def test_what_tiles_do_not_fit_is_said(change: str, sentence: str) -> None:

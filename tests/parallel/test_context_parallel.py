@@ -149,6 +149,7 @@ def test_the_mapping_is_short_for_the_keys() -> None:
         ({"cp": 8, "cp_kind": "hierarchical", "cp_inner": 3}, "does not divide"),
         ({"cp": 8, "cp_kind": "ulyses"}, "did you mean ulysses"),
         ({"cp": {"degree": 8, "knd": "ring"}}, "did you mean kind"),
+        ({"cp": {"degree": 8, "kind": "rng"}}, r"layout\.cp\.kind: 'rng' is unknown"),
         ({"cp": {"degree": 8, "kind": "ring"}, "cp_kind": "ulysses"}, "given by cp, too"),
     ],
 )

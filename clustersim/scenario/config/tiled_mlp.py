@@ -6,8 +6,9 @@ tiled_mlp: {tokens: 16384, recompute: false}
 
 from typing import ClassVar
 
+from clustersim.common.errors import format_value
 from clustersim.model.training import TiledMlp
-from clustersim.scenario.config_reader import ConfigModel, TokenCount
+from clustersim.scenario.config_reader import ConfigModel, TokenCount, config_error
 
 
 class TiledMlpConfig(ConfigModel):
@@ -26,7 +27,9 @@ class TiledMlpConfig(ConfigModel):
 
 
 def tiling_from_switch(value: object) -> object:
-    """All defaults of `true`, nothing of `false` and `none`."""
+    """All defaults of `true`, nothing of `false` and `none`; any other word is refused."""
     if value is True:
         return {}
+    if isinstance(value, str) and value != "none":
+        raise config_error(f"{format_value(value)} is neither true nor false; write {TiledMlpConfig.example}")
     return None if value is False or value == "none" else value
