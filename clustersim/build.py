@@ -30,6 +30,7 @@ from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKe
 from clustersim.cost.host_transfers import CommModel, HostTransferCost
 from clustersim.cost.imbalanced_comm import ImbalancedComm
 from clustersim.cost.interference import Interference
+from clustersim.cost.launch_tasks import LaunchCost
 from clustersim.cost.measured_collectives import MeasuredCollectives
 from clustersim.cost.measured_host import host_model
 from clustersim.cost.measured_kernels import MeasuredKernels
@@ -42,14 +43,15 @@ from clustersim.cost.timing import CommCost
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.hardware.rotation import HasRotation
+from clustersim.lowering.host_launches import add_host_launches
 from clustersim.lowering.pass_costs import with_pass_costs
 from clustersim.lowering.repeat_steps import repeat_steps
 from clustersim.lowering.training_step import lower_step
 from clustersim.memory.ledger import PassOrder, pass_order
 from clustersim.model.kernels import Kernel
 from clustersim.model.training import AttentionBackend
-from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK
-from clustersim.parallel.mesh import HOST_GROUP, CommGroup
+from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
+from clustersim.parallel.mesh import HOST_GROUP, LAUNCH_GROUP, CommGroup
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import groups_along_axes
 from clustersim.program.action import PipelineOrder
@@ -102,7 +104,9 @@ class _UncontendedBuild:
         require_algorithms(scenario, program)
         devices = _rank_devices(scenario)
         orbits = _step_orbits(scenario, program, devices) if by_orbit else None
-        comm_cost = _with_imbalance(scenario, program, _comm_cost(scenario, program, orbits))
+        comm_cost: CommModel = _with_imbalance(scenario, program, _comm_cost(scenario, program, orbits))
+        if LAUNCH_GROUP.name in program.groups:
+            comm_cost = LaunchCost(comm_cost, devices)
         return cls(scenario, plan, program, devices, comm_cost, orbits)
 
     def segment_cost(self, contention: ContentionMap | None) -> SegmentCost:
@@ -255,8 +259,19 @@ def build_program(scenario: Scenario, plan: Plan) -> Program:
     order, steps = schedule_order(scenario, plan), scenario.steps
     record = scenario.cost.record
     unattributed = NO_UNATTRIBUTED_WORK if record is None else record.unattributed_work
-    key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps, unattributed
-    return _PROGRAM_CACHE.get_or_compute(key, lambda: lower_step(plan, order, steps, unattributed))
+    hosts = (host_model(source, scenario.framework, scenario.layout) for source in dict.fromkeys((None, record)))
+    launches = any(host.launches_ahead for host in hosts)
+    plan_key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio
+    return _PROGRAM_CACHE.get_or_compute(
+        (*plan_key, order, steps, unattributed, launches),
+        lambda: _lower_step(plan, order, (steps, unattributed), launches=launches),
+    )
+
+
+def _lower_step(plan: Plan, order: PipelineOrder, per_step: tuple[int, UnattributedWork], *, launches: bool) -> Program:
+    """The program of one step. launches: the host's, where passes overlap, take time."""
+    program = lower_step(plan, order, *per_step)
+    return add_host_launches(program) if launches else program
 
 
 def _task_count(program: Program) -> int:

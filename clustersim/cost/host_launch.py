@@ -32,9 +32,8 @@ comm_gemm_overlap/comm_gemm_overlap.cpp): the first chunk costs what a kernel an
 calls of that loop.
 
 Where passes are interleaved (`Segment.interleaved`, `lowering.moe_overlap`), the host launches operations
-of one pass while the other's run. Assumed: that puts it far enough ahead that the segment stalls only for
-the excess of all its launch time over its kernel time. Collectives separate the interleaved segments, so
-the device does not wait for host syncs.
+of one pass while the other's run, and the device waits for collectives, so how far the host is ahead is known
+only when the step runs: there launches are tasks (`lowering.host_launches`).
 
 A host that computes the kernels itself (a CPU; `SyncHost`) hides nothing: its launch work precedes each
 kernel. Kernels that were timed in isolation contain their own dispatch; the remainder (the modules' Python,
@@ -56,6 +55,19 @@ from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp, CommOverlap, Segment, WorkType
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchLead:
+    """Host time of a segment's launches.
+
+    needed: seconds by which the host has to begin before the device, so that the device does not wait for it; total: of
+    all launches. If the host begins at h and the device could begin at d, the segment ends max(d, h + needed) plus its
+    seconds on the device.
+    """
+
+    needed: Seconds = 0.0
+    total: Seconds = 0.0
+
+
 class HostModel(Protocol):
     """Model of the host that launches the operations of a segment."""
 
@@ -64,6 +76,13 @@ class HostModel(Protocol):
 
         `seconds`: durations of the operations without waiting.
         """
+
+    def launch_lead(self, segment: Segment, seconds: FloatArray) -> LaunchLead:
+        """How far the host has to be ahead of the device. seconds: [operations] on the device."""
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether it launches anything ahead of the device, which takes it time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +112,15 @@ class SyncHost:
         operation_seconds = np.fromiter(host_seconds, np.float64, seconds.shape[1])
         return np.broadcast_to(_shift_to_kernels(segment, operation_seconds[None, :]), seconds.shape)
 
+    def launch_lead(self, segment: Segment, seconds: FloatArray) -> LaunchLead:  # noqa: ARG002 - whatever the segment
+        """Not at all: it launches nothing ahead."""
+        return LaunchLead()
+
+    @property
+    def launches_ahead(self) -> bool:
+        """It does not."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class AsyncHost:
@@ -115,26 +143,40 @@ class AsyncHost:
         """[runs, operations] seconds for which the GPU waits for the host, given operations' seconds without waiting.
 
         A stall before an operation with communication is counted at the next kernel (or, after the last kernel, at
-        that); a segment without standalone kernels does not stall.
+        that); a segment without standalone kernels does not stall, nor does an interleaved one, whose launches are
+        tasks (`LaunchOp`).
         """
-        if (
-            not (
-                self.graph_seconds
-                or self.forward_seconds
-                or self.backward_seconds
-                or self.collective_seconds
-                or self.call_seconds
-            )
-            or not segment.operations
-        ):
+        if segment.interleaved or not (self.launches_ahead and segment.operations):
             return np.zeros(seconds.shape)
         captured = self._captured_mask(segment)
         launch_counts, launch_seconds = self._operation_launches(segment, captured)
         has_host_sync = any(_sync_offset(operation.body) is not None for operation in segment.distinct_operations)
         uncaptured = np.flatnonzero(~captured).tolist() if has_host_sync else []
         sync_points = _sync_points(segment, uncaptured)
-        stall_model = _stalls_interleaved if segment.interleaved else _stalls_in_order
-        return _shift_to_kernels(segment, stall_model(launch_counts, launch_seconds, seconds, sync_points))
+        stalls = _stalls_in_order(launch_counts, launch_seconds, seconds, sync_points)
+        return _shift_to_kernels(segment, stalls)
+
+    def launch_lead(self, segment: Segment, seconds: FloatArray) -> LaunchLead:
+        """The longest time by which a launch is behind what the device can have done before it."""
+        if not segment.operations:
+            return LaunchLead()
+        launch_counts, launch_seconds = self._operation_launches(segment, self._captured_mask(segment))
+        issue_times, (kernel_seconds,) = _times_by_launch(launch_counts, launch_seconds, seconds[None, :])
+        lateness = issue_times - (np.cumsum(kernel_seconds) - kernel_seconds)
+        return LaunchLead(float(lateness.max()), float(issue_times[-1]))
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether any launch takes time."""
+        return any(
+            (
+                self.graph_seconds,
+                self.forward_seconds,
+                self.backward_seconds,
+                self.collective_seconds,
+                self.call_seconds,
+            )
+        )
 
     def _captured_mask(self, segment: Segment) -> BoolArray:
         """[operations] whether each is in a graph."""
@@ -185,15 +227,6 @@ def _stalls_in_order(
     return np.concatenate(stalls, axis=1)
 
 
-def _stalls_interleaved(
-    launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, _: Sequence[int]
-) -> FloatArray:
-    """[runs, operations] excess of all launch time over all operations' time, at the last operation."""
-    stalls = np.zeros(seconds.shape)
-    stalls[:, -1] = np.maximum((launch_counts * launch_seconds).sum() - seconds.sum(axis=1), 0.0)
-    return stalls
-
-
 def _sync_points(segment: Segment, uncaptured: Sequence[int]) -> list[int]:
     """Operations before which the host waits for the device, inside the segment."""
     offsets = ((index, _sync_offset(segment.operations[index].body)) for index in uncaptured)
@@ -218,8 +251,7 @@ def _launch_delay(
 
     lead: seconds by which the host begins before the GPU.
     """
-    issue_times = np.cumsum(np.repeat(launch_seconds, launch_counts))
-    kernel_seconds = np.repeat(seconds / launch_counts, launch_counts, axis=1)
+    issue_times, kernel_seconds = _times_by_launch(launch_counts, launch_seconds, seconds)
     lateness = np.maximum(issue_times - lead - (np.cumsum(kernel_seconds, axis=1) - kernel_seconds), 0.0)
     cumulative_stall = np.maximum.accumulate(lateness, axis=1)[
         :, np.cumsum(launch_counts) - 1
@@ -229,6 +261,16 @@ def _launch_delay(
     )
     stalls: FloatArray = np.diff(cumulative_stall, prepend=0.0, axis=1)
     return stalls
+
+
+def _times_by_launch(
+    launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """[launches] when each is done, if the host begins at 0, and [runs, launches] seconds of each on the device."""
+    return (
+        np.cumsum(np.repeat(launch_seconds, launch_counts)),
+        np.repeat(seconds / launch_counts, launch_counts, axis=1),
+    )
 
 
 def _shift_to_kernels(segment: Segment, stalls: FloatArray) -> FloatArray:

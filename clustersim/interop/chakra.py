@@ -97,6 +97,7 @@ _HOST_NODE_TYPES: Final = {
     HostOpKind.D2H: ChakraNodeType.STORE,
     HostOpKind.H2D: ChakraNodeType.LOAD,
     HostOpKind.ON_HOST: ChakraNodeType.COMPUTE,
+    HostOpKind.LAUNCH: ChakraNodeType.COMPUTE,
 }
 _MAX_CACHED_RANKS: Final = (
     32  # simulated ranks whose nodes are cached: ranks of several equivalence classes may alternate

@@ -70,7 +70,7 @@ class TaskList:
             new_ids[task_id] = new_id
         tasks = (self._tasks[task_id] for task_id in order)
         renumbered = (
-            _with_dependencies(task, tuple([new_ids[task_id] for task_id in task.depends_on])) for task in tasks
+            with_dependencies(task, tuple([new_ids[task_id] for task_id in task.depends_on])) for task in tasks
         )
         return RankProgram(tuple(renumbered), tuple([self._streams[task_id] for task_id in order]))
 
@@ -113,7 +113,7 @@ class TaskList:
         return (range(*edges) for edges in pairwise((begin, *switch_points, end)))
 
 
-def _with_dependencies(task: Task, depends_on: tuple[int, ...]) -> Task:
+def with_dependencies(task: Task, depends_on: tuple[int, ...]) -> Task:
     """The same task with other dependencies."""
     match task:
         case ComputeTask():
@@ -131,7 +131,7 @@ def _copy_task(task: Task, offset: int, action: Action) -> Task:
     depends_on = shift_task_ids(task.depends_on, offset)
     if isinstance(task, ComputeTask):
         return ComputeTask(task.segment, depends_on, action if task.action else None)
-    return _with_dependencies(task, depends_on)
+    return with_dependencies(task, depends_on)
 
 
 def shift_task_ids(task_ids: Sequence[int], offset: int) -> tuple[int, ...]:

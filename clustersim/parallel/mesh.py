@@ -201,6 +201,8 @@ PP_COUNTERPART_GROUP: Final = CommGroup("pp_across", "pp", (DATA, PIPELINE), PIP
 """Ranks that hold the same stages for pipelines of opposite direction (DualPipe)."""
 HOST_GROUP: Final = CommGroup("host", "host", (), HOST_AXIS)
 """Each rank with its host."""
+LAUNCH_GROUP: Final = CommGroup("launch", "launches", (), HOST_AXIS)
+"""Each rank with the thread that launches its kernels."""
 
 COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
     {
@@ -231,6 +233,7 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
             SHARDED_REPLICA_GROUP,
             WORLD_GROUP,
             HOST_GROUP,
+            LAUNCH_GROUP,
         )
     }
 )

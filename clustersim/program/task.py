@@ -42,12 +42,13 @@ class Stream(IntEnum):
     HOST = 6  # host computation for the rank, such as an offloaded optimizer
     H2D = 7  # host-to-device copies
     EP = 8  # MoE dispatch and combine of a forward that overlaps a backward
+    LAUNCH = 9  # launches of passes that overlap, by the host
 
 
 OVERLAPPING_STREAMS: Final = (Stream.DP, Stream.EP)
 """Streams whose collectives slow kernels of the compute stream while they overlap; other streams do not slow any."""
-HOST_STREAMS: Final = (Stream.D2H, Stream.HOST, Stream.H2D)
-"""Streams of host copies and host computation."""
+HOST_STREAMS: Final = (Stream.D2H, Stream.HOST, Stream.H2D, Stream.LAUNCH)
+"""Streams of host copies, host computation and launches."""
 
 
 class WorkType(IdentityEnum):
@@ -152,11 +153,12 @@ class CommOp:
 
 
 class HostOpKind(Enum):
-    """Copies between a rank and its host, and computation of the host."""
+    """Copies between a rank and its host, computation of the host, and launches by it."""
 
     D2H = "to host"
     H2D = "from host"
     ON_HOST = "on host"
+    LAUNCH = "launch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +234,8 @@ class Operation:
 class Segment(FieldPickling):
     """Operations that run back to back on the compute stream. Compared by identity, as segments are shared.
 
-    interleaved: its pass alternates with another one on the compute stream (1F1B with EP overlap), so the host
-    launches it while a segment of the other runs.
+    interleaved: its pass alternates with another one on the compute stream (1F1B with EP overlap), so its launches are
+    tasks of their own (`LaunchOp`).
     """
 
     name: str
@@ -264,6 +266,18 @@ class Segment(FieldPickling):
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchOp(HostOp):
+    """What the host does to launch segments of interleaved passes, and collectives, as segments of one operation.
+
+    continued: the rest of the segment that the device may begin already, None: of none; begun: the next one, as far as
+    the device needs to run it without waiting, None: it is not launched yet.
+    """
+
+    continued: Segment | None
+    begun: Segment | None
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeTask:
     """Run a segment. action: the pipeline action that it belongs to."""
 
@@ -276,7 +290,7 @@ class ComputeTask:
 class CollectiveTask:
     """Run a collective with the members of a group; it starts when the last member has arrived.
 
-    Host copies and host computation (`HostOp`) are such tasks, too, in a group of one rank.
+    Host copies, host computation and launches (`HostOp`) are such tasks, too, in a group of one rank.
     """
 
     comm_op: CommOp

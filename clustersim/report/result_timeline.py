@@ -15,7 +15,7 @@ from clustersim.common.cached_method import cached_by
 from clustersim.common.units import format_bandwidth, format_flops, format_seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.model.kernels import Kernel
-from clustersim.parallel.mesh import HOST_GROUP
+from clustersim.parallel.mesh import HOST_GROUP, LAUNCH_GROUP
 from clustersim.program.placement import looped_placement
 from clustersim.program.task import CommOp, CommOverlap, ComputeTask, Segment, Stream, Task
 from clustersim.report.export.span_descriptions import action_of_task, describe_comm_task, style_of_task
@@ -35,6 +35,7 @@ _LANES: Final = {
 }
 _OFFLOAD_LANES: Final = {"to the host": (Stream.D2H,), "host": (Stream.HOST,), "from the host": (Stream.H2D,)}
 _EP_LANES: Final = {"experts": (Stream.EP,)}
+_LAUNCH_LANES: Final = {"launches": (Stream.LAUNCH,)}
 _MAX_KERNELS: Final = 4
 
 
@@ -74,10 +75,11 @@ def describe_stage_placement(scenario: Scenario) -> str:
 
 
 def _lane_streams(result: SimulationResult) -> dict[str, tuple[Stream, ...]]:
-    """Streams of each lane; host lanes only with offloading, an expert lane only if the EP stream is used."""
+    """Streams of each lane; host lanes only with offloading, lanes of experts and launches only if those are tasks."""
     uses_host = HOST_GROUP.name in result.program.groups
     uses_ep_stream = any(Stream.EP in program.streams for program in result.program.programs)
-    return _LANES | (_OFFLOAD_LANES if uses_host else {}) | (_EP_LANES if uses_ep_stream else {})
+    launch_lanes = _LAUNCH_LANES if LAUNCH_GROUP.name in result.program.groups else {}
+    return _LANES | (_OFFLOAD_LANES if uses_host else {}) | (_EP_LANES if uses_ep_stream else {}) | launch_lanes
 
 
 def _event_positions(result: SimulationResult, ranks: Sequence[int]) -> IntArray:

@@ -22,7 +22,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.cost.timing import LOCALLY_MEASURED, CommTiming, Provenance
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import CommOp, CommOverlap, Operation, Segment
+from clustersim.program.task import CommOp, CommOverlap, LaunchOp, Operation, Segment
 from clustersim.results.class_blocks import class_blocks
 from clustersim.results.trace_table import (
     FULL_RUN,
@@ -163,7 +163,8 @@ def _comm_items(
     table: TraceTable, events: IntArray, comm_timing: Callable[[CommOp], CommTiming], indexer: _ItemIndexer
 ) -> Iterator[_IndexedSeconds]:
     trace, comm_op_index = table.trace, table.comm_op_index
-    selected = events[comm_op_index[events] >= 0]
+    is_counted = np.array([*(not isinstance(comm_op, LaunchOp) for comm_op in table.comm_ops), False])  # -1: none
+    selected = events[is_counted[comm_op_index[events]]]
     weights = table.weights[table.classes_of(selected)]
     timings = ((comm_op, comm_timing(comm_op)) for comm_op in table.comm_ops)
     indices = [indexer.index_for((comm_op, timing.provenance, timing.error, 1.0)) for comm_op, timing in timings]

@@ -16,7 +16,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.segment import SegmentTiming
-from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, PIPELINE, Axis
+from clustersim.parallel.mesh import COMM_AXES, COMM_GROUPS, LAUNCH_GROUP, PIPELINE, Axis
 from clustersim.program.task import Segment, WorkType
 
 
@@ -64,6 +64,7 @@ CATEGORY_BY_WORK_TYPE: Final[Mapping[WorkType, TimeCategory]] = MappingProxyType
 
 CATEGORY_BY_COMM_GROUP: Final[Mapping[str, TimeCategory]] = MappingProxyType(
     {comm_group.name: EXPOSED_CATEGORIES[comm_group.accounted_axis] for comm_group in COMM_GROUPS.values()}
+    | {LAUNCH_GROUP.name: TimeCategory.LAUNCH}
 )
 
 PIPELINE_GROUPS: Final = frozenset(

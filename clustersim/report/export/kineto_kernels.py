@@ -133,7 +133,7 @@ def _to_kineto_dispatch(comm_op: CommOp, dispatcher: TokenDispatcher, group: Pro
 
 def _to_kineto_host_op(host_op: HostOp) -> KinetoKernel:
     """A copy to or from pinned host memory, as the profiler names it, or work computed on the host."""
-    if host_op.kind is HostOpKind.ON_HOST:
+    if host_op.kind in (HostOpKind.ON_HOST, HostOpKind.LAUNCH):
         return KinetoKernel(host_op.name, {}, host_op.name, {"bytes": int(host_op.payload)}, category="cpu_op")
     kernel = _MEMCPY_NAMES[host_op.kind]
     return KinetoKernel("aten::copy_", {}, kernel, {"bytes": int(host_op.payload)}, category="gpu_memcpy")

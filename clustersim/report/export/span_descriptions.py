@@ -21,6 +21,7 @@ from clustersim.program.task import (
     CommOp,
     ComputeTask,
     HostOp,
+    LaunchOp,
     Operation,
     ReceiveTask,
     SendTask,
@@ -42,6 +43,7 @@ STREAM_LABELS: Final = {
     Stream.HOST: "the host's work",
     Stream.H2D: "copies from the host",
     Stream.EP: "tokens to and from experts",
+    Stream.LAUNCH: "the host's launches",
 }
 _TASK_KINDS: Final = {CollectiveTask: "collective", SendTask: "send", ReceiveTask: "receive"}
 
@@ -143,6 +145,8 @@ def describe_comm_task(task: CollectiveTask | SendTask | ReceiveTask, timing: Co
 
 def style_of_task(task: Task) -> CategoryStyle:
     """Style of a task: of a pass that is no action, by the work type of its last operation."""
+    if isinstance(task, CollectiveTask) and isinstance(task.comm_op, LaunchOp):
+        return CategoryStyle.LAUNCH
     if not isinstance(task, ComputeTask):
         return AXIS_STYLES[COMM_GROUPS[task.comm_op.comm_group].accounted_axis]
     if task.action is not None:
