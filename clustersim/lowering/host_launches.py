@@ -9,13 +9,13 @@ while the device waits for tokens the host goes on. So these launches are tasks 
     the host        launches the rest of k, waits if it must, and begins to launch k + 1
 
 The host waits for the numbers of received tokens: before it launches a collective that they size (`CommOp.host_sync`),
-for the computation that the collective's tokens come from, and behind a kernel whose result it needs
-(`Kernel.host_sync`), where the segment is split. Before the first of these it launches the next computation of the
-other pass, which does not depend on them (`TransformerLayerSchedulePlan.run` calls the dispatch of forward behind the
-experts' backward, megatron/core/models/common/model_chunk_schedule_plan.py). It waits, too, for messages for which the
-next pass waits (`overlap_p2p_comm` off: `_communicate` synchronizes the device, megatron/core/pipeline_parallel/
-p2p_communication.py), and for segments that are not interleaved, of which it runs ahead as elsewhere
-(`cost.host_launch`).
+for the computation that the collective's tokens come from (kernels of a dispatcher count them on the stream that sends
+them, so behind what is sent there: `notify_dispatch`, deepseek-ai/DeepEP, csrc/deep_ep.cpp), and behind a kernel whose
+result it needs (`Kernel.host_sync`), where the segment is split. Before the first of these it launches the next
+computation of the other pass, which does not depend on them (`TransformerLayerSchedulePlan.run` calls the dispatch of
+forward behind the experts' backward, megatron/core/models/common/model_chunk_schedule_plan.py). It waits, too, for
+messages for which the next pass waits (`overlap_p2p_comm` off: `_communicate` synchronizes the device,
+megatron/core/pipeline_parallel/p2p_communication.py), and for segments that are not interleaved.
 
 Assumed: the queue of launches is never full; data-parallel collectives and messages between stages are launched in
 time.
@@ -96,8 +96,9 @@ class _LaunchedTasks:
     """The tasks of a rank with launches between them.
 
     new_ids: of the program's tasks that have been issued, by their old ids; launch: the latest launch task, None: the
-    host is no further than the device; begun: the segment that is launched in part; compute: the latest compute task;
-    held: old ids of collectives for which the host will wait, once it has launched the next computation.
+    host is no further than the device; begun: the segment that is launched in part; compute, last_comm: the latest
+    compute task and the latest collective; held: old ids of collectives for which the host will wait, once it has
+    launched the next computation.
     """
 
     program: RankProgram
@@ -107,6 +108,7 @@ class _LaunchedTasks:
     launch: tuple[int, ...] = ()
     begun: Segment | None = None
     compute: tuple[int, ...] = ()
+    last_comm: tuple[int, ...] = ()
     held: list[int] = field(default_factory=list)
 
     def build(self) -> RankProgram:
@@ -150,16 +152,24 @@ class _LaunchedTasks:
             depends_on = ()
 
     def _issue_held(self) -> None:
-        """Launch the collectives for which the host waits: behind what the first of them depends on."""
+        """Launch the collectives for which the host waits."""
         for task_id in self.held:
-            has_host_sync = self._comm_op(task_id).host_sync
-            self._issue_collective(task_id, self._new_depends_on(task_id) if has_host_sync else ())
+            self._issue_collective(task_id, self._awaited_by_host(task_id))
         self.held.clear()
+
+    def _awaited_by_host(self, task_id: int) -> tuple[int, ...]:
+        """What the host waits for before it launches a collective."""
+        comm_op = self._comm_op(task_id)
+        if not comm_op.host_sync:
+            return ()
+        counts_on_its_stream = comm_op.routing is not None and comm_op.routing.dispatcher.has_custom_kernels
+        return (*self._new_depends_on(task_id), *(self.last_comm if counts_on_its_stream else ()))
 
     def _issue_collective(self, task_id: int, awaited: tuple[int, ...]) -> None:
         """Issue a collective of an interleaved pass behind its launch, before which the host waits for tasks."""
         self._launch_until(self.parts.of_collective(self._comm_op(task_id), self._work_type(task_id)), awaited)
         self._add(task_id, Stream.EP, self.launch)
+        self.last_comm = (self.new_ids[task_id],)
 
     def _comm_op(self, task_id: int) -> CommOp:
         """The collective of a task on the EP stream."""
