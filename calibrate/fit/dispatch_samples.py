@@ -95,17 +95,17 @@ class DispatchSample:
 
 
 def read_dispatch_samples(path: Path = PUBLISHED_TABLE) -> list[DispatchSample]:
-    """All published measurements of dispatchers over networks that have no constants of their own."""
+    """All published measurements of dispatchers over links that have no constants of their own."""
     cases = (case for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME)
-    return [_dispatch_sample(case) for case in cases if _has_default_network(case)]
+    return [_dispatch_sample(case) for case in cases if _has_default_links(case)]
 
 
-def _has_default_network(case: ValidationCase) -> bool:
-    """Whether the dispatcher's default constants are those of the row's network; those of EFA are not fitted."""
-    constants = parse_dispatch_benchmark(case).library.network_by_technology
-    return not any(
-        technology in constants
-        for technology in LinkTechnologies.from_links(parse_benchmark(case).fabric.links).networks
+def _has_default_links(case: ValidationCase) -> bool:
+    """Whether the dispatcher's default constants are those of the row's links; those of EFA and xGMI are not fitted."""
+    library = parse_dispatch_benchmark(case).library
+    technologies = LinkTechnologies.from_links(parse_benchmark(case).fabric.links)
+    return not any(technology in library.network_by_technology for technology in technologies.networks) and not any(
+        technology in library.nvlink_by_technology for technology in technologies.nvlink_generations
     )
 
 

@@ -41,12 +41,17 @@ from clustersim.collectives.library_files import load_dispatcher
 from clustersim.program.task import TokenDispatcher
 from clustersim.validation.error_statistics import group_by
 
-DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
+DISPATCHERS: Final = (
+    TokenDispatcher.DEEPEP,
+    TokenDispatcher.DEEPEP_V2,
+    TokenDispatcher.HYBRIDEP,
+    TokenDispatcher.MORI,
+)
 _SHARE_GRID: Final = tuple(round(0.3 + 0.01 * step, 2) for step in range(71))
 CONSTANT_GRIDS: Final[Mapping[str, Sequence[float]]] = {
     **dict.fromkeys((NVLINK_SHARE, NETWORK_SHARE, KERNEL_SHARE), _SHARE_GRID),
     STEP_LATENCY: tuple(step * 1e-5 for step in range(61)),
-    COMBINE_SHARE: tuple(round(0.6 + 0.01 * step, 2) for step in range(51)),
+    COMBINE_SHARE: tuple(round(0.6 + 0.01 * step, 2) for step in range(41)),
     TOKEN_SECONDS: tuple(step * 1e-8 for step in range(61)),
     CHUNK_SECONDS: tuple(step * 1e-7 for step in range(31)),
     **dict.fromkeys((SM_RATE, COMBINE_SM_RATE), tuple(step * 1e9 for step in range(10, 121))),

@@ -51,6 +51,8 @@ SCALE_UP_TECHNOLOGIES: Final = {
     )
 }
 """Technologies of links inside an NVLink domain, by name."""
+AMD_TECHNOLOGIES: Final = (LinkTechnology.XGMI3, LinkTechnology.XGMI4, LinkTechnology.UALINK)
+"""Those that join AMD's GPUs."""
 SCALE_UP_BANDWIDTH: Final[Mapping[LinkTechnology, BytesPerSecond]] = {
     LinkTechnology.NVLINK2: 150e9,  # 6 links of 25 GB/s
     LinkTechnology.NVLINK3: 300e9,  # 12 of 25

@@ -74,7 +74,15 @@ class SupportedLayouts:
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
     data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
-    dispatchers: tuple[str, ...] = ("allgather", "alltoall", "deepep", "deepep_v2", "deepep_uccl", "hybridep")
+    dispatchers: tuple[str, ...] = (
+        "allgather",
+        "alltoall",
+        "deepep",
+        "deepep_v2",
+        "deepep_uccl",
+        "hybridep",
+        "mori",
+    )
     context_parallel: tuple[str, ...] = ("ring", "all_gather", "ulysses")
     axes: tuple[str, ...] = ("tp", "cp", "pp", "ep")
 

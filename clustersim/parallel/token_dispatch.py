@@ -18,7 +18,7 @@ results are reduce-scattered.
 
 DeepEP and Hybrid-EP (`MoEFlexTokenDispatcher`): fused kernels (`collectives.hierarchical_dispatch`) over all
 ranks with shards of experts. In forward the host waits there, too, for the number of tokens; in backward it
-is known.
+is known. MORI-EP does the same on AMD's GPUs (ROCm/mori; a backend of Primus-Turbo's dispatcher).
 
 Reference: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py.
 """
@@ -28,6 +28,8 @@ from typing import Final, Protocol
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
+from clustersim.hardware.accelerator import Accelerator
+from clustersim.hardware.link_technology import AMD_TECHNOLOGIES
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
@@ -117,6 +119,11 @@ class TokenDispatch:
     @property
     def _communicates(self) -> bool:
         return self.expert_rank_count > 1
+
+
+def runs_on(dispatcher: TokenDispatcher, accelerator: Accelerator) -> bool:
+    """Whether a dispatcher's kernels run on an accelerator: MORI-EP's are AMD's."""
+    return dispatcher is not TokenDispatcher.MORI or accelerator.nvlink in AMD_TECHNOLOGIES
 
 
 class _Dispatcher(Protocol):
@@ -285,4 +292,5 @@ _DISPATCHERS: Final[dict[TokenDispatcher, _Dispatcher]] = {
     TokenDispatcher.DEEPEP_V2: _FusedDispatcher(),
     TokenDispatcher.DEEPEP_UCCL: _FusedDispatcher(),
     TokenDispatcher.HYBRIDEP: _FusedDispatcher(),
+    TokenDispatcher.MORI: _FusedDispatcher(),
 }

@@ -91,8 +91,8 @@ class TokenDispatcher(IdentityEnum):
     """MoE token dispatcher: how tokens are sent to the ranks of their experts and back.
 
     ALL_GATHER: every rank of the group receives all tokens and selects those of its experts; ALL_TO_ALL: the
-    communication library sends one copy of a token for each of its experts; DEEPEP, DEEPEP_V2, DEEPEP_UCCL, HYBRIDEP:
-    kernels that send a token once to each node and forward it there.
+    communication library sends one copy of a token for each of its experts; DEEPEP, DEEPEP_V2, DEEPEP_UCCL, HYBRIDEP,
+    MORI: kernels that send a token once to each node and forward it there.
     """
 
     ALL_GATHER = "allgather"
@@ -101,11 +101,17 @@ class TokenDispatcher(IdentityEnum):
     DEEPEP_V2 = "deepep_v2"
     DEEPEP_UCCL = "deepep_uccl"
     HYBRIDEP = "hybridep"
+    MORI = "mori"
 
     @property
     def sends_indices(self) -> bool:
         """Whether tokens arrive with the indices of their experts, not with a mask."""
-        return self in (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.DEEPEP_UCCL)
+        return self in (
+            TokenDispatcher.DEEPEP,
+            TokenDispatcher.DEEPEP_V2,
+            TokenDispatcher.DEEPEP_UCCL,
+            TokenDispatcher.MORI,
+        )
 
     @property
     def has_custom_kernels(self) -> bool:

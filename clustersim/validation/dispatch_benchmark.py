@@ -145,6 +145,8 @@ def _dispatcher(case: ValidationCase) -> TokenDispatcher:
         return TokenDispatcher.HYBRIDEP
     if "uccl" in case.text("library").lower():
         return TokenDispatcher.DEEPEP_UCCL
+    if "mori" in case.text("library").lower():
+        return TokenDispatcher.MORI
     is_deepep_v2 = _DEEPEP_V2_PATTERN.search(f"{case.text('library')}; {case.text('locator')}")
     return TokenDispatcher.DEEPEP_V2 if is_deepep_v2 else TokenDispatcher.DEEPEP
 

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from tests.conftest import examples
+from tests.laws.test_moe_overlap import mappings as overlapped_mappings
 from tests.strategies import mappings
 
 SCOPES: tuple[object, ...] = (False, "outside_experts", True)
 """What graphs capture: nothing, all but the work of experts, everything."""
+MAPPINGS = st.one_of(mappings(), overlapped_mappings())
 
 
-@given(mappings(), st.sampled_from(["megatron", "megatron-bridge", "pytorch"]))
+@given(MAPPINGS, st.sampled_from(["megatron", "megatron-bridge", "pytorch"]))
 @examples(25)
 def test_more_in_graphs_is_never_slower(mapping: dict[str, Any], framework: str) -> None:
     steps = [
@@ -25,7 +27,7 @@ def test_more_in_graphs_is_never_slower(mapping: dict[str, Any], framework: str)
     assert outside_experts <= eager * (1 + 1e-9)
 
 
-@given(mappings(), st.floats(1.0, 50.0), st.floats(1.0, 50.0))
+@given(MAPPINGS, st.floats(1.0, 50.0), st.floats(1.0, 50.0))
 @examples(25)
 def test_a_faster_host_is_never_slower(mapping: dict[str, Any], first: float, second: float) -> None:
     fast, slow = (

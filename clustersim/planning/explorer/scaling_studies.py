@@ -11,6 +11,7 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.token_dispatch import runs_on
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import ScalingPoint, ScalingStudy
 from clustersim.results.utilization import bubble_fraction, exposed_fraction
@@ -165,6 +166,7 @@ def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_St
         replace(baseline, dispatcher=token_dispatcher)
         for token_dispatcher in TokenDispatcher
         if token_dispatcher not in (dispatcher, TokenDispatcher.DEEPEP_UCCL)
+        and runs_on(token_dispatcher, scenario.cluster.accelerator)
     )
 
 

@@ -27,6 +27,7 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.layer_partition import LayerPartition, PipelineLayoutString
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.parallel.plan import Plan
+from clustersim.parallel.token_dispatch import runs_on
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import LookupTable, Setting
 from clustersim.scenario import Scenario
@@ -138,7 +139,7 @@ class ExplorerSpace:
         other_values = {**(MOE_OFFERED_VALUES if self.is_moe else {}), **self._unvaried_values}
         values_by_key: dict[str, Iterable[Setting]] = {
             **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **other_values}.items()},
-            "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
+            "dispatcher": (kind.value for kind in TokenDispatcher if runs_on(kind, self.scenario.cluster.accelerator)),
             "model": range(len(self.models)),
             "precision": range(len(self.precisions)),
             "gpus": self.gpus,

@@ -39,6 +39,7 @@ _DISPATCHER_NAMESPACES: Final = {
     TokenDispatcher.DEEPEP_V2: "deep_ep",
     TokenDispatcher.DEEPEP_UCCL: "uccl_ep",
     TokenDispatcher.HYBRIDEP: "hybrid_ep",
+    TokenDispatcher.MORI: "mori",
 }
 _MEMCPY_NAMES: Final = {
     HostOpKind.D2H: "Memcpy DtoH (Device -> Pinned)",

@@ -9,6 +9,7 @@ import numpy as np
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_MESH, EXPERT_TENSOR
+from clustersim.parallel.token_dispatch import runs_on
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.scenario import Scenario
@@ -20,8 +21,13 @@ def with_expert_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
 
 
 def fused_dispatcher(scenario: Scenario) -> TokenDispatcher:
-    """The fused dispatch kernels for a cluster: Hybrid-EP where an NVLink domain is several nodes, else DeepEP."""
-    cluster = scenario.cluster
+    """The fused dispatch kernels for a cluster: Hybrid-EP where an NVLink domain is several nodes, else DeepEP.
+
+    On AMD's GPUs MORI-EP, if the framework has it.
+    """
+    cluster, dispatchers = scenario.cluster, scenario.framework.supported_layouts.dispatchers
+    if TokenDispatcher.MORI.value in dispatchers and runs_on(TokenDispatcher.MORI, cluster.accelerator):
+        return TokenDispatcher.MORI
     has_larger_domains = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
     return TokenDispatcher.HYBRIDEP if has_larger_domains else TokenDispatcher.DEEPEP
 

@@ -10,6 +10,7 @@ from clustersim.model.lora import Projection
 from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
+from clustersim.parallel.token_dispatch import runs_on
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
@@ -25,9 +26,16 @@ def check_expert_parallelism(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_dispatcher(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that dispatcher_num_sms is set only for dispatchers with own kernels, and within the GPU's SM count."""
+    """Check that the GPUs run the dispatcher's kernels, and that its SM count is one that they have."""
     dispatcher, sm_count = scenario.layout.dispatcher, scenario.layout.dispatcher_num_sms
-    available_sms = min(accelerator_kind.compute_units for accelerator_kind in scenario.cluster.accelerator_kinds()[0])
+    kinds = scenario.cluster.accelerator_kinds()[0]
+    available_sms = min(accelerator_kind.compute_units for accelerator_kind in kinds)
+    for accelerator in kinds:
+        if not runs_on(dispatcher, accelerator):
+            yield (
+                f"layout.dispatcher: {dispatcher.value} runs on AMD's GPUs, and {accelerator.name} is none; write "
+                f"{TokenDispatcher.DEEPEP.value} or {TokenDispatcher.ALL_TO_ALL.value}"
+            )
     if sm_count is not None and not dispatcher.has_custom_kernels:
         yield f"layout.dispatcher_num_sms: {sm_count}, but {dispatcher.value} runs the library's kernels; leave it out"
     elif sm_count is not None and sm_count > available_sms:
