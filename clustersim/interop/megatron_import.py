@@ -240,7 +240,7 @@ def _import_arguments(
         | {"data": _data_parallel_config(parsed, layout["cp"] * (world_size // ranks_per_replica), zero)},
         **_schedule_config(parsed, layout["pp"]),
         "training": _training_config(parsed, world_size // ranks_per_replica),
-        "framework": _framework_config(parsed),
+        "framework": _framework_config(parsed, numa_bound=training.numa_bound),
     }
     if trainings.is_table:
         others = sum(1 for name in parsed.arguments if name not in parsed.queried and not is_irrelevant_flag(name))
@@ -590,18 +590,25 @@ def _high_precision_layers(parsed: MegatronArguments) -> dict[str, int | None]:
     return layer_counts if parsed.has("first-last-layers-bf16") else {}
 
 
-def _framework_config(parsed: MegatronArguments) -> Any:
-    """Megatron-LM and its CUDA graphs; capturing only the attention of dense models cannot be expressed."""
+def _framework_config(parsed: MegatronArguments, *, numa_bound: bool) -> Any:
+    """Megatron-LM, its CUDA graphs, and whether the script binds its ranks, which counts where there are experts."""
+    binding = {"numa_binding": True} if numa_bound and parsed.has("num-experts") else {}
+    config = {**_graph_config(parsed), **binding}
+    return {"name": "megatron", **config} if config else "megatron"
+
+
+def _graph_config(parsed: MegatronArguments) -> dict[str, Any]:
+    """CUDA graphs; capturing only the attention of dense models cannot be expressed."""
     old_flags = [parsed.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
     if parsed.choice("cuda-graph-impl", _CUDA_GRAPH_IMPLS, "none") == "none" and not any(old_flags):
-        return "megatron"
+        return {}
     name = "cuda-graph-modules" if "cuda-graph-modules" in parsed.arguments else "cuda-graph-scope"
     scopes = set(parsed.arguments.get(name, ("full",)))
     captures_all = bool(scopes & {"full", "full_iteration"})
     if not captures_all and not ("attn" in scopes and parsed.has("num-experts")):
-        return "megatron"
+        return {}
     parsed.values(name)
-    return {"name": "megatron", "cuda_graphs": True if captures_all else "outside_experts"}
+    return {"cuda_graphs": True if captures_all else "outside_experts"}
 
 
 def _recompute_config(parsed: MegatronArguments) -> Any:

@@ -36,8 +36,8 @@ _TRAINING_FLAGS: Final = {"--micro-batch-size", "--num-layers", "--hidden-size",
 class LaunchedTraining:
     """A training program's arguments where some decisions have certain outcomes.
 
-    words: holes are values that are not known; processes: as `Launch`; is_complete: whether the alternatives are
-    those of all outcomes, or too many to compare.
+    words: holes are values that are not known; processes, numa_bound: as `Launch`; is_complete: whether the
+    alternatives are those of all outcomes, or too many to compare.
     """
 
     shell_words: tuple[str, ...]
@@ -45,6 +45,7 @@ class LaunchedTraining:
     line: int
     outcomes: tuple[tuple[Decision, int], ...] = ()
     is_complete: bool = True
+    numa_bound: bool = False
 
     def agrees(self, decision: Decision, outcome: int) -> bool:
         """Whether this training is one where a decision has an outcome."""
@@ -179,7 +180,10 @@ def _alternatives(
             leaves = [leaves[0], (other[0], other[1], ((decision, 1), *other[2]))]
             is_complete = False
     for leaf_words, processes, outcomes in leaves:
-        yield LaunchedTraining(tuple(leaf_words), processes or None, launch.line, (*path, *outcomes), is_complete)
+        decided = (*path, *outcomes)
+        yield LaunchedTraining(
+            tuple(leaf_words), processes or None, launch.line, decided, is_complete, launch.numa_bound
+        )
 
 
 Leaf = tuple[Sequence[str], str, tuple[tuple[Decision, int], ...]]

@@ -187,12 +187,23 @@ class Framework:
         return self.graph_capture is not GraphCapture.NOTHING
 
     def with_moe_launches(self, host_slowdown: float = 1.0) -> "Framework":
-        """The framework as it launches a MoE model; host_slowdown: of this host relative to an x86 server."""
+        """The framework as it launches a MoE model; host_slowdown: of this host relative to an x86 server.
+
+        Eager PyTorch launches it at its own pace; that of compiled layers was measured on Grace.
+        """
         if self.moe_launch_seconds is None:
-            return self
+            return self._with_slower_host(host_slowdown) if self.is_eager else self
         launch_seconds = host_slowdown * self.moe_launch_seconds
         return replace(
             self, launch_seconds=launch_seconds, backward_launch_seconds=launch_seconds, moe_launch_seconds=None
+        )
+
+    def _with_slower_host(self, host_slowdown: float) -> "Framework":
+        """The framework where each launch takes longer by a factor."""
+        return replace(
+            self,
+            launch_seconds=host_slowdown * self.launch_seconds,
+            backward_launch_seconds=host_slowdown * self.backward_launch_seconds,
         )
 
     def with_cuda_graphs(self, graph_capture: GraphCapture = GraphCapture.ALL) -> "Framework":

@@ -559,3 +559,27 @@ def test_layers_that_do_not_divide_into_stages_are_refused() -> None:
     assert mapping(f"{TORCHRUN} {BASE} {flags} --deepspeed --zero-stage 1")["layout"]["pp"] == 4
     uneven = mapping(f"{TORCHRUN} {BASE} {flags} --decoder-first-pipeline-num-layers 3")
     assert uneven["layout"]["pp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("launcher", "is_bound"),
+    [
+        ("torchrun --nproc_per_node 8", False),
+        ("torchrun --nproc_per_node 8 --numa-binding=node", True),
+        ("torchrun --nproc_per_node 8 --numa-binding none", False),
+        ("deepspeed --num_nodes 1 --num_gpus 8 --bind_cores_to_rank", True),
+        ("srun -n 8 bindpcie python", True),
+        ("srun -n 8 numactl --cpunodebind=$((SLURM_LOCALID/4)) --membind=$((SLURM_LOCALID/4)) python", True),
+        ("srun -n 8 numactl -N $SLURM_LOCALID python", True),
+        ("srun -n 8 numactl --cpunodebind=0 python", False),
+        ("numactl --cpunodebind=$NODE torchrun --nproc_per_node 8", False),
+        ("srun -n 8 numactl --membind=$SLURM_LOCALID python", False),
+    ],
+)
+def test_launchers_that_bind_each_rank_are_read(launcher: str, is_bound: bool) -> None:
+    """It counts for launches of models with experts, so it is written for these."""
+    experts = "--num-experts 8 --expert-model-parallel-size 8 --moe-router-topk 2"
+    script = f"#!/bin/bash\n{launcher} pretrain_gpt.py {BASE} {experts}\n"
+    framework = {"name": "megatron", "numa_binding": True} if is_bound else "megatron"
+    assert mapping(script)["framework"] == framework
+    assert mapping(script.replace(experts, ""))["framework"] == "megatron"

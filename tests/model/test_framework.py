@@ -354,6 +354,10 @@ def test_moe_models_have_a_separate_launch_time_where_the_file_has_one() -> None
     assert pytorch.with_moe_launches() == pytorch
     assert moe_framework.with_moe_launches() == moe_framework
     assert megatron.with_launch_seconds(2e-6, None).with_moe_launches().launch_seconds == 2e-6
+    slower, compiled = pytorch.with_moe_launches(2.0), pytorch.with_compiled()
+    assert slower.backward_launch_seconds == 2.0 * pytorch.backward_launch_seconds
+    assert compiled.with_moe_launches(2.0) == compiled
+    assert pytorch.with_launch_seconds(2e-6, None).with_moe_launches(2.0).launch_seconds == 2e-6
 
 
 def test_fragmentation_is_one_number_or_one_for_each_recomputation(

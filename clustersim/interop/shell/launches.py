@@ -22,6 +22,11 @@ _OF_A_LAUNCHER: Final = re.compile(
     r"(OMPI|PMI|PMIX|MPI|SLURM|PALS)_\w+|(LOCAL_|GLOBAL_)?(RANK|WORLD_SIZE)|N?(UM_?)?(NODES|GPUS?)(_PER_NODE)?|GPUS_PER_NODE"
 )
 """Names of variables that say that another command starts the script, once for each process."""
+_BINDERS: Final = {"bindpcie", "bind.sh"}
+"""Programs that bind the process that they start to the cores next to its GPU."""
+_BINDING_OPTIONS: Final = {"numa-binding", "bind-cores-to-rank"}
+_NUMACTL_OPTIONS: Final = {"cpunodebind", "nodes", "physcpubind", "C"}
+"""numactl's options for cores; `options_of` reads -N as Slurm does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Launch:
     """A program that a script starts.
 
     program: its file's name, or its module's; words: its arguments; processes: how many are started, a number,
-    a text with holes, or None where nothing says it; line: where the script starts it.
+    a text with holes, or None where nothing says it; line: where the script starts it; numa_bound: whether the command
+    binds each process to cores of its own GPU.
     """
 
     program: str
@@ -37,6 +43,7 @@ class Launch:
     shell_words: tuple[str, ...]
     processes: str | None
     line: int
+    numa_bound: bool = False
 
 
 def find_launch(
@@ -52,7 +59,25 @@ def find_launch(
     processes = _processes(launcher, environment, header, run)
     if processes == "1" and _has_outer_launcher(launcher, shell_words[position + 1 :], run):
         processes = None
-    return Launch(program.removesuffix(".py"), is_module, tuple(shell_words[position + 1 :]), processes, line)
+    words = tuple(shell_words[position + 1 :])
+    return Launch(program.removesuffix(".py"), is_module, words, processes, line, _is_numa_bound(launcher))
+
+
+def _is_numa_bound(launcher: Sequence[str]) -> bool:
+    """Whether the commands before a program bind each of its processes to the cores next to its GPU.
+
+    torchrun and DeepSpeed's launcher have an option (docs.pytorch.org/docs/main/elastic/numa.html;
+    deepspeed/launcher/runner.py), NVIDIA's bindpcie and bind.sh do nothing else. numactl binds what it starts: each
+    process where it is behind the launcher, and its nodes or cores depend on the process; else all processes alike.
+    """
+    names = [posixpath.basename(word) for word in launcher]
+    if _BINDERS & {*names} or _BINDING_OPTIONS & {name for name, value in options_of(launcher) if value != "none"}:
+        return True
+    if "numactl" not in names:
+        return False
+    bound = launcher[names.index("numactl") + 1 :]
+    is_each_process = not {*names[len(names) - len(bound) :]} & {*_LAUNCHERS, *_TORCH_MODULES}
+    return is_each_process and any("\0" in value for name, value in options_of(bound) if name in _NUMACTL_OPTIONS)
 
 
 def _has_outer_launcher(launcher: Sequence[str], shell_words: Sequence[str], run: ScriptRun) -> bool:
