@@ -31,7 +31,7 @@ MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage b
 _UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
 _CPU: Final = "cpu"  # of the names of CPUs
 _EXAMPLE: Final = "like: h100-sxm-80gb"
-_UNBOUND_LAUNCH_RATIOS: Final = (1.0, 1.1)
+UNBOUND_LAUNCH_RATIOS: Final = (1.0, 1.1)
 """Of x86 servers: PyTorch finds that binding ranks makes a step typically 1 to 10 % faster, others not at all or by
 much more (docs.pytorch.org, elastic/numa); here of a step that waits for launches alone."""
 
@@ -68,7 +68,7 @@ class Accelerator:
     alignment: KernelAlignment = field(default_factory=KernelAlignment)
     nvlink: LinkTechnology | None = None
     host_launch_ratio: float = 1.0
-    unbound_launch_ratios: tuple[float, float] = _UNBOUND_LAUNCH_RATIOS
+    unbound_launch_ratios: tuple[float, float] = UNBOUND_LAUNCH_RATIOS
     power: PowerSpec | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
     price: Price | None = None

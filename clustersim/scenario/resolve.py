@@ -20,6 +20,7 @@ from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, combined_error, problems_of
 from clustersim.cost.background_traffic import TrafficPattern
+from clustersim.hardware.accelerator import UNBOUND_LAUNCH_RATIOS
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations, degrade_fabric
 from clustersim.hardware.rank_mapping import RankMappedFabric
@@ -196,11 +197,15 @@ class _ReferencedInputs:
 
     @property
     def effective_framework(self) -> Framework:
-        """The framework with its launches of MoE models, if the model is one; a single expert is a plain MLP."""
+        """The framework with its launches of MoE models, if the model is one; a single expert is a plain MLP.
+
+        Eager PyTorch's own pace was measured on an x86 server without binding.
+        """
         has_experts = any(moe_mlp.experts > 1 for moe_mlp in self.model.distinct_moes)
         accelerator = self.view.cluster.accelerator
         unbound_ratio = 1.0 if self.framework.numa_bound else max(accelerator.unbound_launch_ratios)
-        launch_ratio = accelerator.host_launch_ratio * unbound_ratio
+        measured_ratio = max(UNBOUND_LAUNCH_RATIOS) if self.framework.is_eager else 1.0
+        launch_ratio = accelerator.host_launch_ratio * unbound_ratio / measured_ratio
         return self.framework.with_moe_launches(launch_ratio) if has_experts else self.framework
 
 
