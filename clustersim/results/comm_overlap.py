@@ -98,9 +98,10 @@ def compute_overlap(table: TraceTable, segment_timing: SegmentTimingLookup, brea
 
 
 def _stream_transfers(table: TraceTable) -> Intervals:
-    """Communication outside segments; keys combine class and axis."""
+    """Communication outside segments, launches by the host left out; keys combine class and axis."""
     events = np.flatnonzero(table.comm_op_index >= 0)
     axis = table.tasks.category[table.entries_of(events)] - _FIRST_EXPOSED
+    events, axis = events[axis >= 0], axis[axis >= 0]
     return Intervals(
         table.classes_of(events) * len(COMM_AXES) + axis, table.trace.start[events], table.trace.end[events]
     )
