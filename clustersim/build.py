@@ -259,7 +259,7 @@ def build_program(scenario: Scenario, plan: Plan) -> Program:
     order, steps = schedule_order(scenario, plan), scenario.steps
     record = scenario.cost.record
     unattributed = NO_UNATTRIBUTED_WORK if record is None else record.unattributed_work
-    hosts = (host_model(source, scenario.framework, scenario.layout) for source in dict.fromkeys((None, record)))
+    hosts = (host_model(source, scenario.framework, scenario.layout) for source in (None, record))
     launches = any(host.launches_ahead for host in hosts)
     plan_key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio
     return _PROGRAM_CACHE.get_or_compute(
