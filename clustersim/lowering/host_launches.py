@@ -62,12 +62,12 @@ def add_host_launches(program: Program) -> Program:
         return program
     ranks = np.arange(program.world_size)[:, None]
     groups = {**program.groups, LAUNCH_GROUP.name: ProcessGroups(LAUNCH_GROUP.name, ranks)}
-    parts = _SegmentParts()
-    programs = tuple(_LaunchedTasks(rank_program, parts).build() for rank_program in program.programs)
+    segments = _SplitSegments()
+    programs = tuple(_LaunchedTasks(rank_program, segments).build() for rank_program in program.programs)
     return replace(program, programs=programs, groups=groups)
 
 
-class _SegmentParts:
+class _SplitSegments:
     """Segments that ranks and passes share: parts of other segments, and collectives as segments."""
 
     @cached_method
@@ -102,7 +102,7 @@ class _LaunchedTasks:
     """
 
     program: RankProgram
-    parts: _SegmentParts
+    segments: _SplitSegments
     tasks: TaskList = field(default_factory=TaskList)
     new_ids: dict[int, int] = field(default_factory=dict)
     launch: tuple[int, ...] = ()
@@ -144,10 +144,10 @@ class _LaunchedTasks:
         """Issue a segment of an interleaved pass in parts, behind each of which the host waits."""
         depends_on, tasks = self._new_depends_on(task_id), self.program.tasks
         awaited = tuple(self.new_ids[old_id] for old_id in task.depends_on if isinstance(tasks[old_id], SendTask))
-        for part in self.parts.between_syncs(task.segment):
-            self._launch_until(part, awaited or (() if self.launch else self.compute))
-            part_task = ComputeTask(part, (*depends_on, *self.launch), task.action)
-            self.new_ids[task_id] = self.tasks.add(Stream.COMPUTE, part_task)
+        for segment in self.segments.between_syncs(task.segment):
+            self._launch_until(segment, awaited or (() if self.launch else self.compute))
+            compute_task = ComputeTask(segment, (*depends_on, *self.launch), task.action)
+            self.new_ids[task_id] = self.tasks.add(Stream.COMPUTE, compute_task)
             awaited = self.compute = (self.new_ids[task_id],)
             depends_on = ()
 
@@ -167,7 +167,7 @@ class _LaunchedTasks:
 
     def _issue_collective(self, task_id: int, awaited: tuple[int, ...]) -> None:
         """Issue a collective of an interleaved pass behind its launch, before which the host waits for tasks."""
-        self._launch_until(self.parts.of_collective(self._comm_op(task_id), self._work_type(task_id)), awaited)
+        self._launch_until(self.segments.of_collective(self._comm_op(task_id), self._work_type(task_id)), awaited)
         self._add(task_id, Stream.EP, self.launch)
         self.last_comm = (self.new_ids[task_id],)
 

@@ -59,8 +59,8 @@ def find_launch(
     processes = _processes(launcher, environment, header, run)
     if processes == "1" and _has_outer_launcher(launcher, shell_words[position + 1 :], run):
         processes = None
-    words = tuple(shell_words[position + 1 :])
-    return Launch(program.removesuffix(".py"), is_module, words, processes, line, _is_numa_bound(launcher))
+    arguments, numa_bound = tuple(shell_words[position + 1 :]), _is_numa_bound(launcher)
+    return Launch(program.removesuffix(".py"), is_module, arguments, processes, line, numa_bound)
 
 
 def _is_numa_bound(launcher: Sequence[str]) -> bool:
@@ -68,7 +68,7 @@ def _is_numa_bound(launcher: Sequence[str]) -> bool:
 
     torchrun and DeepSpeed's launcher have an option (docs.pytorch.org/docs/main/elastic/numa.html;
     deepspeed/launcher/runner.py), NVIDIA's bindpcie and bind.sh do nothing else. numactl binds what it starts: each
-    process where it is behind the launcher, and its nodes or cores depend on the process; else all processes alike.
+    process by itself where it is behind the launcher, and its nodes or cores depend on the process.
     """
     names = [posixpath.basename(word) for word in launcher]
     if _BINDERS & {*names} or _BINDING_OPTIONS & {name for name, value in options_of(launcher) if value != "none"}:
