@@ -13,6 +13,7 @@ from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.action import Action, OverlappedPair
 from clustersim.program.task import CollectiveTask, ComputeTask, LaunchOp, Stream
+from clustersim.results.comm_overlap import compute_overlap
 from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 
@@ -170,6 +171,8 @@ def test_categories_sum_to_the_step_and_operations_end_with_their_tasks(mapping:
     result = simulate_with_cost(mapping)
     assert np.allclose(result.breakdown.seconds.sum(axis=1), result.trace.makespan / result.scenario.steps)
     assert (result.breakdown.seconds >= 0.0).all()
+    overlap = compute_overlap(result.trace_table, result.cost.time_segment, result.breakdown)
+    assert (overlap.hidden >= 0.0).all()
     assert sum(result.to_json()["critical_path_s"].values()) == pytest.approx(
         result.trace.makespan / result.scenario.steps
     )
