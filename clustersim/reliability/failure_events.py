@@ -13,7 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.hardware.failures import FailureMode
 from clustersim.reliability.failure_domains import FailureDomains
@@ -33,6 +33,15 @@ class FailureEvent(NamedTuple):
     failure_index: int
     node: int
     draws: Sequence[float]
+
+
+class _Failures(NamedTuple):
+    """Failures of one mode, as arrays over them; see `FailureEvent`."""
+
+    times: FloatArray
+    failure_indices: IntArray
+    nodes: IntArray
+    draws: FloatArray
 
 
 class _ArrivalProcess(Protocol):
@@ -66,9 +75,18 @@ def generate_failures(
     end = 0.0
     while processes:
         end += min(window, longest)
-        events = sorted(event for process in processes for event in process.events_until(end))
+        events = _in_order([process.failures_until(end) for process in processes])
         yield from events
         window *= 1.0 if events else 2.0
+
+
+def _in_order(failures: Sequence["_Failures"]) -> list[FailureEvent]:
+    """Failures of some modes by time; equal times by mode, then by node."""
+    times, modes, nodes = (np.concatenate(arrays) for arrays in zip(*(mode[:3] for mode in failures), strict=True))
+    draws = np.concatenate([mode.draws for mode in failures])
+    order = np.lexsort((nodes, modes, times))
+    columns = (column[order].tolist() for column in (times, modes, nodes, draws))
+    return list(map(FailureEvent, *columns))
 
 
 def draw_rate_factor(geometric_std: float, seed: int, run: int) -> float:
@@ -114,13 +132,12 @@ class _FailureProcess:
         else:
             self._arrivals = _WeibullRenewals(rate, self.failure.weibull_shape, component_count, time_rng)
 
-    def events_until(self, end: Seconds) -> list[FailureEvent]:
-        """The next events up to a time."""
+    def failures_until(self, end: Seconds) -> _Failures:
+        """The next failures up to a time."""
         times = self._arrivals.arrivals_until(end)
         nodes = self._node_rng.integers(self.domains.nodes, size=len(times))
         draws = self._draw_rng.standard_normal((len(times), DRAWS_PER_EVENT))
-        columns = zip(times.tolist(), nodes.tolist(), draws.tolist(), strict=True)
-        return [FailureEvent(time, self.failure_index, node, event_draws) for time, node, event_draws in columns]
+        return _Failures(times, np.full(len(times), self.failure_index), nodes, draws)
 
 
 class _PoissonArrivals:

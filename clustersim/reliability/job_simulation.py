@@ -2,23 +2,31 @@
 
 Work is measured in seconds of the healthy job. While the job is up its work follows in closed form
 (`checkpoint_timeline`), so a run has as many events as failures. Failures while the job is down lengthen
-the outage.
+the outage. Nothing but the events in the queue can happen to a job besides its failures and repairs, so that it runs
+ahead of the queue's clock up to the next of them (lookahead).
 """
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import product
 from math import inf
 from typing import Any, Final, NamedTuple
 
 import simpy
 
 from clustersim.common.units import Seconds
-from clustersim.hardware.failures import DurationDistribution, FailureEffect, FailureMode, FailureSlowdown
+from clustersim.hardware.failures import (
+    ZERO_DURATION,
+    DurationDistribution,
+    FailureEffect,
+    FailureMode,
+    FailureSlowdown,
+)
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
 from clustersim.reliability.failure_domains import FailureDomains
-from clustersim.reliability.failure_events import FailureEvent
+from clustersim.reliability.failure_events import DRAWS_PER_EVENT, FailureEvent
 from clustersim.reliability.node_pool import NodePool
 from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
@@ -26,7 +34,8 @@ from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, Res
 Process = Generator[Any, Any, Any]
 NO_EFFECT: Final = "nothing"
 """An interrupt cause without effect."""
-
+QUEUED: Final = "queued"
+"""Other events of the queue may come first."""
 
 CHECKPOINTS, LOST_WORK, DETECTION, RESTART = "checkpoints", "lost_work", "detection", "restart"
 WAITING, MAINTENANCE, DEGRADED = "waiting", "maintenance", "degraded"
@@ -84,12 +93,13 @@ class JobStop(NamedTuple):
     """Why a job stops.
 
     nodes: lost with it; is_planned: a checkpoint is written first; valid_until: time from which on results are
-    corrupt; outage_seconds: duration of an intended outage; draws: z-scores of its random durations.
+    corrupt; outage_seconds: duration of an intended outage; draws: z-scores of its random durations, 0 where it is no
+    failure.
     """
 
     cause: str
-    detection_time: DurationDistribution
-    draws: Sequence[float]
+    detection_time: DurationDistribution = ZERO_DURATION
+    draws: Sequence[float] = (0.0,) * DRAWS_PER_EVENT
     nodes: tuple[int, ...] = ()
     repair_time: DurationDistribution | None = None
     is_planned: bool = False
@@ -104,10 +114,11 @@ class JobStop(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _DetectedFailure:
-    """A silent failure that is detected. onset: time at which it began."""
+    """A silent failure that is detected. onset: time at which it began; time: of its detection."""
 
     event: FailureEvent
     onset: Seconds
+    time: Seconds
 
 
 @dataclass(slots=True)
@@ -125,8 +136,10 @@ class _Uptime:
 
     def progress_at(self, work: Seconds) -> Seconds:
         """The progress after this much work since the restart."""
-        _, segment_work, progress, rate = next(segment for segment in reversed(self.segments) if segment[1] <= work)
-        return progress + (work - segment_work) * rate
+        for _, segment_work, progress, rate in reversed(self.segments):
+            if segment_work <= work:
+                return progress + (work - segment_work) * rate
+        return self.segments[0][2]
 
     def wall_at(self, progress: Seconds, checkpoints: CheckpointTimeline) -> Seconds:
         """The simulation time at which this progress was reached; that of the restart if it was before."""
@@ -137,30 +150,29 @@ class _Uptime:
 
 
 class JobSimulation:
-    """One run. progress_marks: (time, progress) at each end of an uptime, of which some progress may then be lost."""
+    """One run. progress_marks: (time, progress) at each end of an uptime, of which some progress may then be lost.
+
+    env: its clock and queue; other processes of it do not change the run.
+    """
 
     def __init__(
-        self, parameters: JobParameters, events: Iterator[FailureEvent], timeline: list[TimelineInterval] | None = None
+        self,
+        parameters: JobParameters,
+        events: Iterator[FailureEvent],
+        timeline: list[TimelineInterval] | None = None,
+        env: simpy.Environment | None = None,
     ) -> None:
         self._parameters, self._events, self._timeline = parameters, events, timeline
         self._reliability = parameters.reliability
-        self._env = simpy.Environment()
+        self._env = env or simpy.Environment()
+        self._now = 0.0  # of the job; the clock of the queue may be behind it
         self._totals = _RunTotals()
-        self._pool = NodePool(
-            self._env,
-            parameters.domains,
-            self._reliability.spares,
-            self._reliability.repair_slots,
-            self._on_node_repaired,
-        )
+        self._pool = NodePool(parameters.domains, self._reliability.spares, self._reliability.repair_slots)
         self._slow_nodes: dict[int, tuple[FailureSlowdown, float]] = {}
         self._uptimes: list[_Uptime] = []
         self._progress = self._stored_progress = 0.0
-        phases = _restart_durations(self._reliability.restart, parameters.load_seconds)
-        self._random_durations = [phase for phase in phases if phase[1].is_random or phase[2] is not RestartSkip.NEVER]
-        self._fixed_restart_seconds = self._reliability.restart.init_per_rank * parameters.domains.gpus
-        self._fixed_restart_seconds += sum(phase[1].mean for phase in phases if phase not in self._random_durations)
-        self._can_regrow = self._is_waiting = False
+        self._restart_phases = _restart_phases(parameters)
+        self._can_regrow = self._is_waiting = False  # whether repairs are of interest
         self.progress_marks: list[tuple[Seconds, Seconds]] = []
         self._next_event = next(events, None)
         self._process = self._env.process(self._alternate_up_down())
@@ -172,7 +184,8 @@ class JobSimulation:
     def run(self, run_index: int = 0) -> TrainingRun:
         """Simulate until the work is done or the wall time limit is reached. run_index: stored in the result."""
         self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
-        totals, wall, finished = self._totals, float(self._env.now), not self._process.is_alive
+        totals, finished = self._totals, not self._process.is_alive
+        wall = self._now if finished else self._parameters.max_wall
         if not finished:  # unfinished work is lost
             totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
         return TrainingRun(
@@ -185,22 +198,52 @@ class JobSimulation:
             failures=dict(totals.failures),
             interruptions=totals.interruptions,
             up=totals.uptime,
-            nodes=self._pool.node_seconds(),
+            nodes=self._node_seconds(wall),
         )
 
     # Events
 
-    def _wait_until(self, end: Seconds) -> Process:
-        """Let time pass until `end`; return what interrupts it (a stop, a detection or a silent failure), else None."""
-        env, event = self._env, self._next_event
+    def _node_seconds(self, wall: Seconds) -> dict[str, float]:
+        self._pool.finish_repairs(wall)
+        return self._pool.node_seconds(wall)
+
+    def _run_ahead(self, end: Seconds) -> object:
+        """Let time pass until `end`, or `QUEUED` where other events of the queue may come first.
+
+        Returns what interrupts it (a stop or a silent failure), else None.
+        """
+        time, pool = end, self._pool
+        event = self._next_event
         event_is_next = event is not None and event.time < end
-        wake_time = event.time if event is not None and event_is_next else end
-        try:
-            yield env.timeout(max(0.0, wake_time - env.now)) if wake_time < inf else env.event()
-        except simpy.Interrupt as interrupt:
-            return interrupt.cause
-        if not event_is_next or event is None:
-            return None
+        if event is not None and event_is_next:
+            time = event.time
+        watches_repairs = self._can_regrow or self._is_waiting
+        if watches_repairs and pool.next_repair < time:
+            time = pool.next_repair
+        if time >= self._env.peek():
+            return QUEUED
+        if time > self._now:
+            self._now = time
+        if pool.next_repair <= self._now:
+            pool.finish_repairs(self._now)
+            if watches_repairs:
+                return self._cause_of_repair()
+        return self._take_failure(event) if event is not None and event_is_next else None
+
+    def _wait_until(self, end: Seconds) -> Process:
+        """As `_run_ahead`, with other events of the queue, which are detections and maintenance."""
+        env = self._env
+        while (cause := self._run_ahead(end)) is QUEUED:
+            try:
+                yield env.timeout(max(0.0, env.peek() - env.now))
+            except simpy.Interrupt as interrupt:
+                self._now, cause = interrupt.cause
+                self._pool.finish_repairs(self._now)
+                return cause
+        return cause
+
+    def _take_failure(self, event: FailureEvent) -> object:
+        """What the next failure does: it stops the job, is silent, or has no effect."""
         self._next_event = next(self._events, None)
         if event.node in self._pool.missing:
             return NO_EFFECT  # the node is absent and cannot fail
@@ -208,6 +251,13 @@ class JobSimulation:
         self._totals.failures[failure.name] += 1
         is_silent = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
         return event if is_silent else self._build_stop(failure, event)
+
+    def _cause_of_repair(self) -> object:
+        """What repaired nodes do: a waiting job checks again, a shrunk job restarts if it can run more replicas."""
+        if self._is_waiting or self._current_rate()[1] <= self._uptimes[-1].segments[-1][3]:
+            return NO_EFFECT
+        self._can_regrow = False
+        return JobStop("nodes are back", is_planned=True)
 
     def _build_stop(self, failure: FailureMode, event: FailureEvent, valid_until: Seconds | None = None) -> JobStop:
         nodes = self._parameters.domains.lost_nodes(failure.failure_domain, event.node)
@@ -221,19 +271,8 @@ class JobSimulation:
             yield self._env.timeout(period)
             if not self._process.is_alive:
                 return
-            self._process.interrupt(
-                JobStop("maintenance", DurationDistribution.constant(0.0), (), is_planned=True, outage_seconds=duration)
-            )
-
-    def _on_node_repaired(self) -> None:
-        """A node is repaired: a waiting job checks again, a shrunk job restarts if it can run more replicas."""
-        if not self._process.is_alive:
-            return
-        if self._is_waiting:
-            self._process.interrupt(NO_EFFECT)
-        elif self._can_regrow and self._current_rate()[1] > self._uptimes[-1].segments[-1][3]:
-            self._can_regrow = False
-            self._process.interrupt(JobStop("nodes are back", DurationDistribution.constant(0.0), (), is_planned=True))
+            stop = JobStop("maintenance", is_planned=True, outage_seconds=duration)
+            self._process.interrupt((self._env.now, stop))
 
     # Up and down
 
@@ -252,17 +291,18 @@ class JobSimulation:
 
     def _run_until_stop(self) -> Process:
         """Work until all is done (returns None), or something stops the job."""
-        env, checkpoints = self._env, self._parameters.checkpoint_timeline
+        checkpoints = self._parameters.checkpoint_timeline
         state, rate = self._current_rate()
-        uptime = _Uptime(env.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
+        uptime = _Uptime(self._now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
         self._uptimes.append(uptime)
         self._can_regrow = bool(self._pool.missing)
-        state_begin = env.now
+        state_begin = self._now
         while True:
             _, segment_work, progress, rate = uptime.segments[-1]
-            cause = yield from self._wait_until(
-                uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
-            )
+            end = uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
+            cause = self._run_ahead(end)
+            if cause is QUEUED:
+                cause = yield from self._wait_until(end)
             stop = None if cause is None else self._handle_while_up(cause)
             if stop is not None or cause is None:
                 self._add_state_time(state, state_begin)
@@ -270,9 +310,9 @@ class JobSimulation:
             new_state, new_rate = self._current_rate()
             if (new_state, new_rate) != (state, rate):
                 self._add_state_time(state, state_begin)
-                work = checkpoints.work_after(env.now - uptime.begin)
-                uptime.segments.append((env.now - uptime.begin, work, uptime.progress_at(work), new_rate))
-                state, state_begin = new_state, env.now
+                work = checkpoints.work_after(self._now - uptime.begin)
+                uptime.segments.append((self._now - uptime.begin, work, uptime.progress_at(work), new_rate))
+                state, state_begin = new_state, self._now
 
     def _handle_while_up(self, cause: object) -> JobStop | None:
         """The effect of an event on a running job: None if it continues."""
@@ -289,16 +329,13 @@ class JobSimulation:
         failure = self._reliability.failures[event.failure_index]
         if failure.slowdown is not None:
             self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
-        self._env.process(
-            self._detect_after(
-                _DetectedFailure(event, self._env.now), failure.discovery_time.at_z_score(event.draws[1])
-            )
-        )
+        detection = self._now + failure.discovery_time.at_z_score(event.draws[1])
+        self._env.process(self._detect(_DetectedFailure(event, self._now, detection)))
 
-    def _detect_after(self, detected: _DetectedFailure, delay: Seconds) -> Process:
-        yield self._env.timeout(delay)
+    def _detect(self, detected: _DetectedFailure) -> Process:
+        yield self._env.timeout(detected.time - self._env.now)
         if self._process.is_alive:
-            self._process.interrupt(detected)
+            self._process.interrupt((detected.time, detected))
 
     def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
         """A slow node is replaced, or tolerated; corrupt results are rolled back."""
@@ -311,25 +348,19 @@ class JobSimulation:
 
     def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
         """End an uptime: account for its work and what of it is safe; a planned stop writes a checkpoint first."""
-        env, checkpoints, totals = self._env, self._parameters.checkpoint_timeline, self._totals
-        wall = env.now - uptime.begin
+        checkpoints, totals = self._parameters.checkpoint_timeline, self._totals
+        self._can_regrow = False
+        wall = self._now - uptime.begin
         work = checkpoints.work_after(wall) if stop is not None else self._total_work(uptime)
         progress = min(uptime.progress_at(work), self._parameters.work)
         totals.losses[CHECKPOINTS] += wall - work
         totals.losses[DEGRADED] += work - (progress - self._progress)
         totals.uptime += wall
-        self.progress_marks.append((env.now, progress))
-        uptime.end = env.now
+        self.progress_marks.append((self._now, progress))
+        uptime.end = self._now
         stored_index = checkpoints.last_safe_snapshot(wall, in_storage=True)
         self._stored_progress = (
             uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
-        )
-        peer_index = checkpoints.last_safe_snapshot(wall, in_storage=False) if checkpoints.has_peer_copies else 0
-        safe_progress = max(
-            self._stored_progress,
-            uptime.progress_at(peer_index * checkpoints.interval)
-            if peer_index
-            else self._progress * checkpoints.has_peer_copies,
         )
         if stop is None or stop.is_planned:
             next_stop = yield from self._final_checkpoint(progress, stop)
@@ -337,23 +368,28 @@ class JobSimulation:
                 return stop
             stop = next_stop
         valid_progress = self._stored_before(stop.valid_until) if stop.valid_until is not None else None
-        kept_progress = (
-            min(valid_progress, self._stored_progress)
-            if valid_progress is not None
-            else safe_progress
-            if stop.is_single_node
-            else self._stored_progress
-        )
+        if valid_progress is not None:
+            kept_progress = min(valid_progress, self._stored_progress)
+        elif checkpoints.has_peer_copies and stop.is_single_node:
+            kept_progress = max(self._stored_progress, self._peer_progress(uptime, wall) or self._progress)
+        else:
+            kept_progress = self._stored_progress
         totals.losses[LOST_WORK] += progress - kept_progress
         totals.interruptions += 1
         if self._timeline is not None and progress > kept_progress:
             self._timeline.append(
-                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), env.now, LOST_WORK, stop.cause)
+                TimelineInterval(uptime.wall_at(kept_progress, checkpoints), self._now, LOST_WORK, stop.cause)
             )
         self._progress = kept_progress
         self._stored_progress = min(self._stored_progress, kept_progress)
         self._commit_work()
         return stop
+
+    def _peer_progress(self, uptime: _Uptime, wall: Seconds) -> Seconds:
+        """Progress of the last snapshot of an uptime of which peers hold a copy; 0: there is none."""
+        checkpoints = self._parameters.checkpoint_timeline
+        index = checkpoints.last_safe_snapshot(wall, in_storage=False)
+        return uptime.progress_at(index * checkpoints.interval) if index else 0.0
 
     def _total_work(self, uptime: _Uptime) -> Seconds:
         """The work of an uptime that completes the job."""
@@ -362,11 +398,11 @@ class JobSimulation:
 
     def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
         """Write a checkpoint before a planned stop; a failure meanwhile is returned, and nothing is saved."""
-        begin = self._env.now
+        begin = self._now
         next_stop = yield from self._spend_phases(
             [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
         )
-        self._totals.uptime += self._env.now - begin
+        self._totals.uptime += self._now - begin
         if next_stop is not None:
             return next_stop
         self._progress = self._stored_progress = progress
@@ -382,7 +418,7 @@ class JobSimulation:
         while self._uptimes:
             uptime = self._uptimes[-1]
             if uptime.begin <= time:
-                uptime_end = self._env.now if uptime.end is None else uptime.end
+                uptime_end = self._now if uptime.end is None else uptime.end
                 uptime.end = min(time, uptime_end)
                 last_stored = (
                     checkpoints.last_begun_snapshot(uptime.end - uptime.begin)
@@ -406,15 +442,14 @@ class JobSimulation:
         while next_stop is not None:
             stop, next_stop = next_stop, None
             self._remove_nodes(stop)
-            phases = [
-                (DETECTION, stop.detection_time.at_z_score(_z_score(stop, 0))),
-                (MAINTENANCE, stop.outage_seconds),
-            ]
-            is_complete = self._pool.fill_missing()
+            phases = [(DETECTION, stop.detection_time.at_z_score(stop.draws[0]))]
+            if stop.outage_seconds:
+                phases.append((MAINTENANCE, stop.outage_seconds))
+            is_complete = self._pool.fill_missing(self._now)
             if not is_complete:
                 next_stop = yield from self._spend_phases(phases, stop.cause)
                 if next_stop is None:
-                    self._pool.fill_missing()
+                    self._pool.fill_missing(self._now)
                     next_stop = yield from self._wait_for_nodes(stop)
                 phases = []
             if next_stop is None:
@@ -427,21 +462,20 @@ class JobSimulation:
         for index, node in enumerate(stop.nodes):
             if node not in self._pool.missing:
                 self._slow_nodes.pop(node, None)
-                self._pool.remove_node(
-                    node, 0.0 if repair_time is None else repair_time.at_z_score(_z_score(stop, 2 + index % 2))
-                )
+                repair_seconds = 0.0 if repair_time is None else repair_time.at_z_score(stop.draws[2 + index % 2])
+                self._pool.remove_node(node, self._now, repair_seconds)
 
     def _wait_for_nodes(self, stop: JobStop) -> Process:
         """Wait until the job can run with the available nodes: all of them, or enough for an elastic job."""
         while self._pool.missing and not self._can_shrink():
-            begin, self._is_waiting = self._env.now, True
+            begin, self._is_waiting = self._now, True
             cause = yield from self._wait_until(inf)
             self._is_waiting = False
-            self._add_loss(WAITING, begin, self._env.now - begin, stop.cause)
+            self._add_loss(WAITING, begin, self._now - begin, stop.cause)
             next_stop = self._handle_while_down(cause)
             if next_stop is not None:
                 return next_stop
-            self._pool.fill_missing()
+            self._pool.fill_missing(self._now)
         return None
 
     def _can_shrink(self) -> bool:
@@ -452,22 +486,25 @@ class JobSimulation:
 
     def _restart_seconds(self, stop: JobStop, *, had_spares: bool) -> Seconds:
         """Seconds of a restart. had_spares: whether spares were available at once."""
-        keeps_allocation = self._reliability.restart.only_failed and had_spares and not stop.outage_seconds
-        seconds = self._fixed_restart_seconds
-        for draw_index, duration, skip in self._random_durations:
-            if not (skip is RestartSkip.PLANNED and stop.is_planned) and not (
-                skip is RestartSkip.ALLOCATION_KEPT and keeps_allocation
-            ):
-                seconds += duration.at_z_score(_z_score(stop, 4 + draw_index))
+        keeps_allocation = had_spares and self._reliability.restart.only_failed and not stop.outage_seconds
+        seconds, random_durations = self._restart_phases[stop.is_planned, keeps_allocation]
+        for draw_index, duration in random_durations:
+            seconds += duration.at_z_score(stop.draws[draw_index])
         return seconds
 
     def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
         """Let the phases pass one after another; return a stop that interrupts them, else None."""
-        env, next_stop = self._env, None
-        begin, total = env.now, sum([seconds for _, seconds in phases])
-        while next_stop is None and (event_cause := (yield from self._wait_until(begin + total))) is not None:
+        next_stop, begin, total = None, self._now, 0.0
+        for _, seconds in phases:
+            total += seconds
+        while next_stop is None:
+            event_cause = self._run_ahead(begin + total)
+            if event_cause is QUEUED:
+                event_cause = yield from self._wait_until(begin + total)
+            if event_cause is None:
+                break
             next_stop = self._handle_while_down(event_cause)
-        remaining = total if next_stop is None else env.now - begin
+        remaining = total if next_stop is None else self._now - begin
         for loss, seconds in phases:
             phase_seconds = min(seconds, remaining)
             if phase_seconds > 0.0:
@@ -504,10 +541,30 @@ class JobSimulation:
             self._timeline.append(TimelineInterval(begin, begin + seconds, loss, cause))
 
     def _add_state_time(self, state: str, begin: Seconds) -> None:
-        seconds = self._env.now - begin
+        seconds = self._now - begin
         self._totals.states[state] = self._totals.states.get(state, 0.0) + seconds
         if self._timeline is not None and seconds > 0.0:
-            self._timeline.append(TimelineInterval(begin, self._env.now, state))
+            self._timeline.append(TimelineInterval(begin, self._now, state))
+
+
+RestartPhases = tuple[Seconds, list[tuple[int, DurationDistribution]]]
+"""Seconds of the phases of fixed duration, (draw index, duration) of the random ones."""
+
+
+def _restart_phases(parameters: JobParameters) -> dict[tuple[bool, bool], RestartPhases]:
+    """The phases of a restart by whether it is planned and whether it keeps its allocation."""
+    restart = parameters.reliability.restart
+    phases = _restart_durations(restart, parameters.load_seconds)
+    listed = {}
+    for is_planned, keeps_allocation in product((False, True), repeat=2):
+        skipped = {RestartSkip.PLANNED: is_planned, RestartSkip.ALLOCATION_KEPT: keeps_allocation}
+        taken = [(index, duration) for index, duration, skip in phases if not skipped.get(skip)]
+        fixed = sum(duration.mean for _, duration in taken if not duration.is_random)
+        listed[is_planned, keeps_allocation] = (
+            restart.init_per_rank * parameters.domains.gpus + fixed,
+            [(index, duration) for index, duration in taken if duration.is_random],
+        )
+    return listed
 
 
 def _restart_durations(
@@ -523,7 +580,7 @@ def _restart_durations(
         (restart.load or DurationDistribution.constant(load_seconds), RestartSkip.NEVER),
         (restart.warmup, RestartSkip.NEVER),
     )
-    return [(draw_index, duration, skip) for draw_index, (duration, skip) in enumerate(phases) if duration.mean > 0.0]
+    return [(4 + index, duration, skip) for index, (duration, skip) in enumerate(phases) if duration.mean > 0.0]
 
 
 def mean_restart_seconds(parameters: JobParameters) -> Seconds:
@@ -532,8 +589,3 @@ def mean_restart_seconds(parameters: JobParameters) -> Seconds:
     phases = _restart_durations(restart, parameters.load_seconds)
     random_seconds = sum(phase[1].mean for phase in phases if phase[2] is not RestartSkip.PLANNED)
     return restart.init_per_rank * parameters.domains.gpus + random_seconds
-
-
-def _z_score(stop: JobStop, index: int) -> float:
-    """A standard normal draw of the failure; 0 where there are none."""
-    return stop.draws[index] if stop.draws else 0.0

@@ -1,9 +1,11 @@
-"""Which nodes does a job have, which are idle spares, and which are in repair?"""
+"""Which nodes does a job have, which are idle spares, and which are in repair?
 
-from collections.abc import Callable, Generator
-from typing import Any
+When a repair will end is known when it begins, so the pool needs no events: it catches up with the time that it is
+told.
+"""
 
-import simpy
+from heapq import heappop, heappush
+from math import inf
 
 from clustersim.common.units import Seconds
 from clustersim.reliability.failure_domains import FailureDomains
@@ -11,46 +13,47 @@ from clustersim.scenario.reliability import SparePool
 
 
 class NodePool:
-    """The nodes of a job and its spares.
+    """The nodes of a job and its spares. missing: node slots of the job without a node.
 
-    missing: node slots of the job without a node; on_repaired: called when a node is repaired. It becomes a
-    spare of the rack it came from, or a shared one.
+    A repaired node becomes a spare of the rack it came from, or a shared one. repair_slots: nodes repaired at a time,
+    None: all; who comes first is served first. next_repair: when the next repair ends.
     """
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        domains: FailureDomains,
-        spares: SparePool,
-        repair_slots: int | None,
-        on_repaired: Callable[[], None],
-    ) -> None:
-        self._env, self._domains, self._on_repaired = env, domains, on_repaired
+    def __init__(self, domains: FailureDomains, spares: SparePool, repair_slots: int | None) -> None:
+        self._domains = domains
         self.missing: set[int] = set()
+        self.next_repair = inf
         self._idle_spares = spares.shared_nodes or 0
         racks = domains.counts.racks
         self._rack_spares = dict.fromkeys(range(racks), spares.nodes_per_rack) if spares.nodes_per_rack else {}
-        self._total_nodes = domains.nodes + self._idle_spares + spares.nodes_per_rack * racks
-        self._repairing_count = 0
-        self._repair_slots = None if repair_slots is None else simpy.Resource(env, repair_slots)
-        self._last_update, self._node_seconds = 0.0, {"job": 0.0, "idle": 0.0, "repair": 0.0}
+        self._spare_count = self._idle_spares + spares.nodes_per_rack * racks
+        self._repairs: list[tuple[Seconds, int, int]] = []  # heap of (end, serial number, node)
+        self._removed_count = 0
+        self._slots_free_at = None if repair_slots is None else [0.0] * repair_slots  # heap
+        self._missing_since, self._missing_seconds, self._repair_seconds = 0.0, 0.0, 0.0
 
-    def remove_node(self, node: int, repair_seconds: Seconds) -> None:
+    def remove_node(self, node: int, now: Seconds, repair_seconds: Seconds) -> None:
         """A node of the job leaves for repair."""
-        self._update_totals()
+        self._count_missing(now)
         self.missing.add(node)
-        self._repairing_count += 1
-        if self._repair_slots is not None:
-            self._env.process(self._repair_in_slot(node, repair_seconds, self._repair_slots))
-        else:  # a callback costs a third of a simpy process
-            self._env.timeout(repair_seconds, node).callbacks.append(lambda timeout: self._finish_repair(timeout.value))
+        end = self._repair_begin(now) + repair_seconds
+        if self._slots_free_at is not None:
+            heappush(self._slots_free_at, end)
+        self._removed_count += 1
+        heappush(self._repairs, (end, self._removed_count, node))
+        self.next_repair = self._repairs[0][0]
+        self._repair_seconds += end - now
 
-    def fill_missing(self) -> bool:
+    def _repair_begin(self, now: Seconds) -> Seconds:
+        """When a slot is free."""
+        return now if self._slots_free_at is None else max(now, heappop(self._slots_free_at))
+
+    def fill_missing(self, now: Seconds) -> bool:
         """Fill missing node slots with spares; return whether none is missing."""
         if self.missing:
-            self._update_totals()
-        for node in sorted(self.missing):
-            self._replace_node(node)
+            self._count_missing(now)
+            for node in sorted(self.missing):
+                self._replace_node(node)
         return not self.missing
 
     def _replace_node(self, node: int) -> None:
@@ -74,36 +77,36 @@ class NodePool:
         self._idle_spares += healthy_count - len(rack_nodes)
         self.missing.difference_update(rack_nodes)
 
-    def _repair_in_slot(
-        self, node: int, repair_seconds: Seconds, repair_slots: simpy.Resource
-    ) -> Generator[Any, Any, None]:
-        with repair_slots.request() as request:
-            yield request
-            yield self._env.timeout(repair_seconds)
-        self._finish_repair(node)
+    def finish_repairs(self, now: Seconds) -> None:
+        """Nodes that are repaired by now are spares, or back in the job if they were not replaced."""
+        while self._repairs and self._repairs[0][0] <= now:
+            end, _, node = heappop(self._repairs)
+            self._return_node(node, end)
+        self.next_repair = self._repairs[0][0] if self._repairs else inf
 
-    def _finish_repair(self, node: int) -> None:
-        self._update_totals()
-        self._repairing_count -= 1
-        rack = self._domains.rack_of(node)
+    def _return_node(self, node: int, now: Seconds) -> None:
         if node in self.missing:  # it was not replaced
+            self._count_missing(now)
             self.missing.discard(node)
-        elif rack in self._rack_spares:
+            return
+        rack = self._domains.rack_of(node)
+        if rack in self._rack_spares:
             self._rack_spares[rack] += 1
         else:
             self._idle_spares += 1
-        self._on_repaired()
 
-    def _update_totals(self) -> None:
-        """Accumulate node-seconds until now."""
-        elapsed = self._env.now - self._last_update
-        in_job = self._domains.nodes - len(self.missing)
-        self._node_seconds["job"] += elapsed * in_job
-        self._node_seconds["repair"] += elapsed * self._repairing_count
-        self._node_seconds["idle"] += elapsed * (self._total_nodes - in_job - self._repairing_count)
-        self._last_update = self._env.now
+    def _count_missing(self, now: Seconds) -> None:
+        """Accumulate node-seconds of missing nodes until now."""
+        self._missing_seconds += (now - self._missing_since) * len(self.missing)
+        self._missing_since = now
 
-    def node_seconds(self) -> dict[str, float]:
+    def node_seconds(self, now: Seconds) -> dict[str, float]:
         """Node-seconds until now in the job, idle, and in repair."""
-        self._update_totals()
-        return dict(self._node_seconds)
+        self._count_missing(now)
+        in_repair = self._repair_seconds - sum(end - now for end, _, _ in self._repairs)
+        idle = now * self._spare_count + self._missing_seconds - in_repair
+        return {
+            "job": now * self._domains.nodes - self._missing_seconds,
+            "idle": max(0.0, idle),  # without rounding
+            "repair": in_repair,
+        }
