@@ -47,14 +47,19 @@ class CheckpointTimeline:
     def wall_time_of(self, work: Seconds) -> Seconds:
         """The wall time of this much work, without a snapshot that would begin just then."""
         snapshots = max(0, ceil(work / self.interval * (1.0 - _RELATIVE_TOLERANCE)) - 1)
-        slowed_work = max(0.0, work - self.stored_every * self.interval)
-        return work + snapshots * self.block_seconds + slowed_work * self.slowdown_seconds / self.interval
+        wall = work + snapshots * self.block_seconds
+        if self.slowdown_seconds:
+            wall += max(0.0, work - self.stored_every * self.interval) * self.slowdown_seconds / self.interval
+        return wall
 
-    def last_safe_snapshot(self, wall: Seconds, *, in_storage: bool) -> int:
-        """Index of the last snapshot that is safe after this much wall time, in storage or on peers; 0: none."""
+    def last_safe_snapshot(self, wall: Seconds, work: Seconds, *, in_storage: bool) -> int:
+        """Index of the last snapshot that is safe after this much wall time, in storage or on peers; 0: none.
+
+        work: done by then.
+        """
         stride = self.stored_every if in_storage else 1
         delay = self.block_seconds + (self.drain_seconds if in_storage else 0.0)
-        index = floor(self.work_after(wall) / self.interval * (1.0 + _RELATIVE_TOLERANCE)) // stride * stride
+        index = floor(work / self.interval * (1.0 + _RELATIVE_TOLERANCE)) // stride * stride
         while index > 0 and self.snapshot_begin(index) + delay > wall:
             index -= stride
         return max(0, index)

@@ -81,7 +81,6 @@ class JobParameters:
 class _RunTotals:
     """Totals of a run; see the run record of the goodput results."""
 
-    work: Seconds = 0.0
     losses: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(LOSSES, 0.0))
     states: dict[str, Seconds] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)
@@ -187,11 +186,11 @@ class JobSimulation:
         totals, finished = self._totals, not self._process.is_alive
         wall = self._now if finished else self._parameters.max_wall
         if not finished:  # unfinished work is lost
-            totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
+            totals.losses[LOST_WORK] += wall - self._progress - sum(totals.losses.values())
         return TrainingRun(
             number=run_index,
             wall=wall,
-            work=totals.work,
+            work=self._progress,
             finished=finished,
             losses=totals.losses,
             states=totals.states,
@@ -358,7 +357,7 @@ class JobSimulation:
         totals.uptime += wall
         self.progress_marks.append((self._now, progress))
         uptime.end = self._now
-        stored_index = checkpoints.last_safe_snapshot(wall, in_storage=True)
+        stored_index = checkpoints.last_safe_snapshot(wall, work, in_storage=True)
         self._stored_progress = (
             uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
         )
@@ -382,13 +381,12 @@ class JobSimulation:
             )
         self._progress = kept_progress
         self._stored_progress = min(self._stored_progress, kept_progress)
-        self._commit_work()
         return stop
 
     def _peer_progress(self, uptime: _Uptime, wall: Seconds) -> Seconds:
         """Progress of the last snapshot of an uptime of which peers hold a copy; 0: there is none."""
         checkpoints = self._parameters.checkpoint_timeline
-        index = checkpoints.last_safe_snapshot(wall, in_storage=False)
+        index = checkpoints.last_safe_snapshot(wall, checkpoints.work_after(wall), in_storage=False)
         return uptime.progress_at(index * checkpoints.interval) if index else 0.0
 
     def _total_work(self, uptime: _Uptime) -> Seconds:
@@ -406,11 +404,7 @@ class JobSimulation:
         if next_stop is not None:
             return next_stop
         self._progress = self._stored_progress = progress
-        self._commit_work()
         return None
-
-    def _commit_work(self) -> None:
-        self._totals.work = self._progress
 
     def _stored_before(self, time: Seconds) -> Seconds:
         """Progress in storage whose snapshot began before a time; later checkpoints are discarded."""
@@ -425,8 +419,9 @@ class JobSimulation:
                     // checkpoints.stored_every
                     * checkpoints.stored_every
                 )
+                wall = uptime_end - uptime.begin
                 checkpoint_index = min(
-                    last_stored, checkpoints.last_safe_snapshot(uptime_end - uptime.begin, in_storage=True)
+                    last_stored, checkpoints.last_safe_snapshot(wall, checkpoints.work_after(wall), in_storage=True)
                 )
                 return (
                     uptime.progress_at(checkpoint_index * checkpoints.interval)
@@ -523,7 +518,6 @@ class JobSimulation:
                     self._totals.losses[LOST_WORK] += self._progress - valid_progress
                     self._progress = valid_progress
                     self._stored_progress = min(self._stored_progress, valid_progress)
-                    self._commit_work()
                 return self._build_stop(failure, cause.event)
             self._slow_nodes.pop(cause.event.node, None)
             return None

@@ -4,7 +4,7 @@ When a repair will end is known when it begins, so the pool needs no events: it 
 told.
 """
 
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import inf
 
 from clustersim.common.units import Seconds
@@ -29,24 +29,21 @@ class NodePool:
         self._spare_count = self._idle_spares + spares.nodes_per_rack * racks
         self._repairs: list[tuple[Seconds, int, int]] = []  # heap of (end, serial number, node)
         self._removed_count = 0
-        self._slots_free_at = None if repair_slots is None else [0.0] * repair_slots  # heap
+        self._slots_free_at = [0.0] * (repair_slots or 0)  # heap
         self._missing_since, self._missing_seconds, self._repair_seconds = 0.0, 0.0, 0.0
 
     def remove_node(self, node: int, now: Seconds, repair_seconds: Seconds) -> None:
         """A node of the job leaves for repair."""
         self._count_missing(now)
         self.missing.add(node)
-        end = self._repair_begin(now) + repair_seconds
-        if self._slots_free_at is not None:
-            heappush(self._slots_free_at, end)
+        end = now + repair_seconds
+        if self._slots_free_at:
+            end = max(now, self._slots_free_at[0]) + repair_seconds
+            heapreplace(self._slots_free_at, end)
         self._removed_count += 1
         heappush(self._repairs, (end, self._removed_count, node))
         self.next_repair = self._repairs[0][0]
         self._repair_seconds += end - now
-
-    def _repair_begin(self, now: Seconds) -> Seconds:
-        """When a slot is free."""
-        return now if self._slots_free_at is None else max(now, heappop(self._slots_free_at))
 
     def fill_missing(self, now: Seconds) -> bool:
         """Fill missing node slots with spares; return whether none is missing."""
@@ -57,12 +54,11 @@ class NodePool:
         return not self.missing
 
     def _replace_node(self, node: int) -> None:
-        rack = self._domains.rack_of(node)
-        if self._rack_spares.get(rack, 0) > 0:
-            self._rack_spares[rack] -= 1
+        if self._rack_spares and self._rack_spares[self._domains.rack_of(node)] > 0:
+            self._rack_spares[self._domains.rack_of(node)] -= 1
             self.missing.discard(node)
         elif self._domains.is_nvlink_rack:
-            self._replace_rack(rack)
+            self._replace_rack(self._domains.rack_of(node))
         elif self._idle_spares > 0:
             self._idle_spares -= 1
             self.missing.discard(node)
@@ -88,16 +84,15 @@ class NodePool:
         if node in self.missing:  # it was not replaced
             self._count_missing(now)
             self.missing.discard(node)
-            return
-        rack = self._domains.rack_of(node)
-        if rack in self._rack_spares:
-            self._rack_spares[rack] += 1
+        elif self._rack_spares:
+            self._rack_spares[self._domains.rack_of(node)] += 1
         else:
             self._idle_spares += 1
 
     def _count_missing(self, now: Seconds) -> None:
         """Accumulate node-seconds of missing nodes until now."""
-        self._missing_seconds += (now - self._missing_since) * len(self.missing)
+        if self.missing:
+            self._missing_seconds += (now - self._missing_since) * len(self.missing)
         self._missing_since = now
 
     def node_seconds(self, now: Seconds) -> dict[str, float]:

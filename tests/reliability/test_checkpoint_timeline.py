@@ -48,7 +48,7 @@ def test_safe_snapshots_were_complete_by_then(
     """Away from the edges: every snapshot that is safe by then, and no other."""
     wall = timeline.snapshot_begin(snapshot_count) + timeline.block_seconds + fraction * timeline.interval
     snapshots = enumerated_snapshots(timeline, snapshot_count + 2)
-    tolerance = 1e-6 * wall
+    work, tolerance = timeline.work_after(wall), 1e-6 * wall
     if any(abs(wall - item) < tolerance for snapshot in snapshots for item in snapshot):
         return
     stored = [
@@ -56,8 +56,8 @@ def test_safe_snapshots_were_complete_by_then(
         for snapshot_id, snapshot in enumerate(snapshots, 1)
         if snapshot[2] <= wall and not snapshot_id % timeline.stored_every
     ]
-    assert timeline.last_safe_snapshot(wall, in_storage=True) == max(stored, default=0)
-    assert timeline.last_safe_snapshot(wall, in_storage=False) == max(
+    assert timeline.last_safe_snapshot(wall, work, in_storage=True) == max(stored, default=0)
+    assert timeline.last_safe_snapshot(wall, work, in_storage=False) == max(
         (snapshot_id for snapshot_id, snapshot in enumerate(snapshots, 1) if snapshot[1] <= wall), default=0
     )
     assert timeline.last_begun_snapshot(wall) == max(

@@ -1,9 +1,11 @@
 """Job simulations over weeks, against closed forms."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,9 @@ from clustersim.hardware.failures import (
 )
 from clustersim.reliability.checkpoint_cost import daly_interval, young_interval
 from clustersim.reliability.checkpoint_timeline import CheckpointTimeline
+from clustersim.reliability.failure_events import generate_failures
+from clustersim.reliability.job_simulation import JobParameters, JobSimulation
+from clustersim.results.goodput import TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, MaintenanceWindow, ReliabilityModel, SparePool
 from tests.conftest import examples
 from tests.reliability.job_helpers import (
@@ -178,7 +183,10 @@ SAVINGS = st.one_of(
 def test_time_is_conserved(
     reliability: ReliabilityModel, saving: CheckpointTimeline, bound: bool, run_index: int
 ) -> None:
-    """Work and losses sum to the wall time; nodes are in the job, idle or in repair; states are a share of it."""
+    """Work and losses sum to the wall time; nodes are in the job, idle or in repair; states are a share of it.
+
+    A run that cannot run ahead of its queue is the same.
+    """
     domains = failure_domains(bound=bound)
     job = replace(job_parameters(reliability, saving, 5.0 * DAY, load=60.0, domains=domains), max_wall=60.0 * DAY)
     result = simulate_run(job, run_index)
@@ -194,6 +202,20 @@ def test_time_is_conserved(
     assert sum(result.states.values()) <= result.wall * (1.0 + 1e-9)
     assert result.work == pytest.approx(job.work) if result.finished else result.work <= job.work
     assert simulate_run(job, run_index) == result
+    assert _run_beside_a_clock(job, run_index) == result
+
+
+def _run_beside_a_clock(job: JobParameters, run_index: int) -> TrainingRun:
+    """A run whose queue always holds an event of the next hours, so that it cannot run far ahead of it."""
+
+    def tick() -> Iterator[simpy.Event]:
+        while True:
+            yield env.timeout(1e4)
+
+    env = simpy.Environment()
+    env.process(tick())
+    events = generate_failures(job.reliability, job.domains, 1, run_index, job.work)
+    return JobSimulation(job, events, env=env).run(run_index)
 
 
 def assert_no_worse(
