@@ -75,12 +75,12 @@ class MappingReader:
 
     def input_error(self, key: str, reason: str) -> InputError:
         """The InputError for a key of this mapping; marks the key as read, so that it has one problem only."""
-        self._keys_read[self._prefix + key] = None
+        self._keys_read[f"{self._prefix}{key}"] = None
         return InputError(f"{data_files.display_name(self._path)}: {self._prefix}{key}: {reason}")
 
     def has_key(self, key: str) -> bool:
         """Whether the file has a value for this key (null counts as absent); marks the key as read."""
-        self._keys_read[self._prefix + key] = None
+        self._keys_read[f"{self._prefix}{key}"] = None
         return self._content.get(key) is not None
 
     def get_value(self, key: str) -> Any:

@@ -30,11 +30,11 @@ _OTHERS: Final = {
 
 
 def _is_nccl_topology(text: str) -> bool:
-    return re.match(r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<system\b", text, re.DOTALL) is not None
+    return re.match(r"\s*(<\?xml[^>]*>\s*)?(?>(<!--(?>.*?-->)\s*)*)<system\b", text, re.DOTALL) is not None
 
 
 def _is_slurm_topology(text: str) -> bool:
-    return re.search(r"(?mi)^\s*(SwitchName|BlockName)=\S+\s+\w+=", text) is not None
+    return re.search(r"(?mi)^[ \t]*(SwitchName|BlockName)=\S+\s+\w+=", text) is not None
 
 
 def _is_gpu_matrix(text: str) -> bool:

@@ -141,10 +141,10 @@ def read_nvidia_smi(text: str, source: str, base: Mapping[str, Any]) -> MachineC
         for cells in (line.split() for line in lines)
         if cells and re.fullmatch(r"GPU\d+", cells[0]) and len(cells) > gpus and _CELL.fullmatch(cells[1])
     }
-    if gpus > _MAX_GPUS or len(rows) < gpus:
-        raise InputError(f"{source}: has rows for {len(rows)} of {gpus} GPUs; give all that nvidia-smi topo -m prints")
-    matrix = [rows[f"GPU{index}"][:gpus] for index in range(gpus)]
-    return _changes(_matrix_node(matrix, len(names) - gpus), source, base)
+    listed = [rows[f"GPU{index}"][:gpus] for index in range(min(gpus, _MAX_GPUS)) if f"GPU{index}" in rows]
+    if len(listed) < gpus:
+        raise InputError(f"{source}: has rows for {len(listed)} of {gpus} GPUs; give all that nvidia-smi topo -m prints")
+    return _changes(_matrix_node(listed, len(names) - gpus), source, base)
 
 
 def _matrix_node(matrix: Sequence[Sequence[str]], nics: int) -> _Node:

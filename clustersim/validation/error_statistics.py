@@ -4,9 +4,9 @@ The relative error is predicted / measured - 1. A macro-average weights every so
 source with hundreds of cases does not dominate.
 """
 
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from statistics import fmean, median
 from typing import Any, TypeVar
 
@@ -107,9 +107,9 @@ def statistics_by_grouping(comparisons: Sequence[CaseComparison]) -> dict[str, d
     return statistics
 
 
-def _numeric_sort_key(value: str) -> tuple[int, str]:
+def _numeric_sort_key(value: str) -> tuple[float, str]:
     """Sort key: integers by value, then other labels."""
-    return (int(value) if value.isdecimal() else sys.maxsize, value)
+    return (float(value) if value.isdecimal() else inf, value)
 
 
 def macro_average(statistics: Iterable[ErrorStatistics]) -> MacroAverage | None:

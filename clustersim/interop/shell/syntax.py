@@ -18,7 +18,7 @@ _MAX_SECONDS: Final = 4.0
 _MAX_PIPES: Final = 1_000
 _SLICE: Final = 65_536
 _MAX_DEPTH: Final = 150
-_PLACEHOLDER: Final = re.compile(r"(?m)^(\s*(?:export\s+)?[A-Za-z_]\w*=)(<[^<>\n()$]*>[^\s;#&|<>]*)")
+_PLACEHOLDER: Final = re.compile(r"(?m)^([ \t]*(?:export[ \t]+)?[A-Za-z_]\w*=)(<[^<>\n()$]*>[^\s;#&|<>]*)")
 """An assignment whose value the script's author left for the reader to fill in."""
 _OFFSET: Final = re.compile(r"(\$\{\w+:)(\$\w+(?:[-+*/]\$?\w+)*)(?=[:}])")
 """An offset of `${NAME:OFFSET}` that begins with a variable, which the grammar reads in `$(( ))` alone."""
