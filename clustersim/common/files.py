@@ -137,5 +137,6 @@ def _resolve_target(path: str | Path) -> Path:
         special = named.exists() and not named.is_file()
         target = named if special else Path(os.path.realpath(named))
         if not target.parent.is_dir():
-            raise OutputError(f"{path}: there is no directory {named.parent}; create it first")
+            missing = target.parent if named.is_symlink() else named.parent
+            raise OutputError(f"{path}: there is no directory {missing}; create it first")
     return target

@@ -36,6 +36,7 @@ _PIPE_SECONDS: Final = 5.0  # that a pipe may be silent
 _CHUNK_BYTES: Final = 1 << 20
 _LONG_NUMBER: Final = re.compile(rf"[-+]?[0-9][0-9a-fA-FxXoObB_:.]{{{MAX_DIGITS},}}(?:[eE][-+]?[0-9]+)?")
 _LONG_DIGITS: Final = re.compile(rf"(?<!\w)[0-9]{{{MAX_DIGITS + 1}}}")
+_DEEP_KEY: Final = re.compile(rf"""(?<![\w"'-])(?:["'\w-]++[ \t]*+\.[ \t]*+){{{MAX_DEPTH},}}+""")
 _LONG_JSON_NUMBER: Final = re.compile(rf"(?:^|[:,\[\s])-?[0-9]{{{MAX_DIGITS + 1}}}".encode())
 
 
@@ -139,7 +140,9 @@ def parse_json(
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML; raise InputError without the name of the file where it is invalid."""
+    """Parse TOML; raise InputError without the name of the file where it is invalid or too deep."""
+    if _DEEP_KEY.search(text):  # its parser takes as much memory as the square of a dotted key
+        raise InputError(f"is not TOML of a job: a key has more than {MAX_DEPTH} parts")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:

@@ -37,6 +37,12 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_link_to_a_missing_directory_names_that(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "absent" / "file")
+    with pytest.raises(OutputError, match="no directory .*absent; create it"):
+        write_text_atomically(tmp_path / "link", "text")
+
+
 def test_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a directory"):
         write_text_atomically(tmp_path, "text")

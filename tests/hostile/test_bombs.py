@@ -80,6 +80,9 @@ PRINTED_BOMBS = {
     "jobs.py": "def f() -> Trainer.Config:\n    return Trainer.Config(a=" + "(" * 5000 + "1" + ")" * 5000 + ")\n",
     "calls.py": "def f() -> Trainer.Config:\n    return Trainer.Config(a=f(), b=f(), c=f())\n",
     "lines.sh": 'while read a; do b+=$a$a; done <<< "' + "x\n" * 90_000 + '"\n',
+    "dotted.toml": ".".join(["a"] * 60_000) + "=1\n",
+    "empty.sh": "\n" * 1_000_000 + "echo\n",
+    "comments.xml": "<!-- -->" * 40,
     "experiment.yaml": "modules: {pre_trainer: {framework: megatron, config: self.yaml, model: self.yaml}}\n",
     "lora.yaml": "base_model: a\nsequence_len: 1\nadapter: lora\nlora_target_modules: '"
     + "(a+)+" * 20_000

@@ -80,7 +80,16 @@ def test_a_sample_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("name", "seed"), [("trace", 125), ("failures", 33), ("validate-reliability", 3), ("script", 27)]
+    ("name", "seed"),
+    [
+        ("trace", 125),
+        ("failures", 33),
+        ("validate-reliability", 3),
+        ("validate-reliability", 10221),
+        ("script", 27),
+        ("framework", 10016),
+        ("nvidia-smi", 10087),
+    ],
 )
 def test_hostile_files_that_once_went_wrong(
     name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
