@@ -143,7 +143,9 @@ def read_nvidia_smi(text: str, source: str, base: Mapping[str, Any]) -> MachineC
     }
     listed = [rows[f"GPU{index}"][:gpus] for index in range(min(gpus, _MAX_GPUS)) if f"GPU{index}" in rows]
     if len(listed) < gpus:
-        raise InputError(f"{source}: has rows for {len(listed)} of {gpus} GPUs; give all that nvidia-smi topo -m prints")
+        raise InputError(
+            f"{source}: has rows for {len(listed)} of {gpus} GPUs; give all that nvidia-smi topo -m prints"
+        )
     return _changes(_matrix_node(listed, len(names) - gpus), source, base)
 
 

@@ -221,8 +221,7 @@ class JobSimulation:
             time = pool.next_repair
         if time >= self._env.peek():
             return QUEUED
-        if time > self._now:
-            self._now = time
+        self._now = max(self._now, time)
         if pool.next_repair <= self._now:
             pool.finish_repairs(self._now)
             if watches_repairs:

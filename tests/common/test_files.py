@@ -39,7 +39,7 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
 
 def test_a_link_to_a_missing_directory_names_that(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "absent" / "file")
-    with pytest.raises(OutputError, match="no directory .*absent; create it"):
+    with pytest.raises(OutputError, match=r"no directory .*absent; create it"):
         write_text_atomically(tmp_path / "link", "text")
 
 
