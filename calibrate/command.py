@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from clustersim.common.data_files import is_path
 from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
 from clustersim.common.plugins import code_permission
-from clustersim.common.processes import raise_interrupt_on_sigterm
+from clustersim.common.signals import raise_interrupt_on_sigterm
 
 EXIT_BAD_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130

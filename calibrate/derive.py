@@ -17,8 +17,9 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo
 from clustersim.cost.record_file import read_record, require_same_origin, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 

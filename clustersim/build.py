@@ -8,7 +8,7 @@ equivalent.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, lru_memoize, unit_size
 from clustersim.cost.background_traffic import BackgroundFlow, background_flows, loaded_links
 from clustersim.cost.bottleneck_links import restrict_to_bottleneck_links
-from clustersim.cost.calibration_record import CalibrationRecord, CollectiveCall, reduction_dtype
 from clustersim.cost.co_scheduled import ContendingJob, joint_equivalence_classes, map_job_contention
 from clustersim.cost.collective_cost import CollectiveCost
 from clustersim.cost.contention import ContentionMap, UncontendedComm
@@ -31,9 +30,7 @@ from clustersim.cost.host_transfers import CommModel, HostTransferCost
 from clustersim.cost.imbalanced_comm import ImbalancedComm
 from clustersim.cost.interference import Interference
 from clustersim.cost.launch_tasks import LaunchCost
-from clustersim.cost.measured_collectives import MeasuredCollectives
 from clustersim.cost.measured_host import host_model
-from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.p2p_overhead import P2pLaunchOverhead
 from clustersim.cost.rank_equivalence import contended_classes, equivalence_classes, unfolded_classes
 from clustersim.cost.roofline import Roofline
@@ -63,6 +60,10 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.schedules.schedule import Schedule
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 from clustersim.symmetry.rotation_orbits import StepOrbits, find_step_orbits
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord
+    from clustersim.cost.measured_collectives import MeasuredCollectives
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,34 +296,6 @@ def distinct_kernels(scenario: Scenario) -> tuple[Kernel, ...]:
     return tuple(kernels)
 
 
-def distinct_comm_calls(scenario: Scenario) -> tuple[CollectiveCall, ...]:
-    """The distinct collectives and p2p messages of the scenario's ranks, with the ranks and nodes that they span.
-
-    Sorted, hence in the same order in every process: all ranks measure them together. Excludes host copies and
-    MoE dispatch/combine that run as kernels of their own.
-    """
-    require_consistent(scenario)
-    program = build_program(scenario, build_plan(scenario))
-    fabric = scenario.cluster.fabric
-    calls: dict[CollectiveCall, None] = {}
-    comm_ops = dict.fromkeys(comm_op for rank_program in program.programs for comm_op in rank_program.comm_ops)
-    for comm_op in (
-        candidate
-        for candidate in comm_ops
-        if not (isinstance(candidate, HostOp) or candidate.collective.is_token_routing)
-    ):
-        for members in program.groups[comm_op.comm_group].members:
-            nodes = len(np.unique(fabric.node_ids(members)))
-            calls[
-                CollectiveCall(comm_op.collective, comm_op.payload, len(members), nodes, reduction_dtype(comm_op))
-            ] = None
-    return tuple(sorted(calls, key=_call_sort_key))
-
-
-def _call_sort_key(call: CollectiveCall) -> tuple[str, int, int, float, str]:
-    return call.collective.value, call.ranks, call.nodes, call.payload, call.dtype.value
-
-
 def _segments(program: Program) -> Iterator[Segment]:
     tasks = (task for rank_program in program.programs for task in rank_program.tasks)
     yield from dict.fromkeys(task.segment for task in tasks if isinstance(task, ComputeTask))
@@ -367,7 +340,7 @@ def _node_ids(scenario: ResolvedScenario) -> IntArray:
 
 def _network_cost(
     scenario: ResolvedScenario, groups: Mapping[str, ProcessGroups], orbits: StepOrbits | None = None
-) -> CollectiveCost | MeasuredCollectives:
+) -> "CollectiveCost | MeasuredCollectives":
     cluster, settings = scenario.cluster, scenario.cost
     model = CollectiveCost(cluster.fabric, resolved_library(scenario), groups, orbits)
     if settings.record is None or scenario.degradations.affects_network:
@@ -375,6 +348,8 @@ def _network_cost(
     overridden = settings.nccl_overrides.constrained_collectives  # nor where the user overrides the library's choice
     samples = tuple(sample for sample in settings.record.collectives if sample.call.collective not in overridden)
     record = replace(settings.record, collectives=samples)
+    from clustersim.cost.measured_collectives import MeasuredCollectives
+
     return MeasuredCollectives(model, record, groups, nodes=_node_ids(scenario))
 
 
@@ -415,7 +390,7 @@ def _device_model(scenario: ResolvedScenario, accelerator: Accelerator) -> Devic
 
 
 def _interference(
-    scenario: ResolvedScenario, accelerator: Accelerator, record: CalibrationRecord | None
+    scenario: ResolvedScenario, accelerator: Accelerator, record: "CalibrationRecord | None"
 ) -> Interference:
     """Interference levels: from the scenario, else measured, else from the accelerator's file."""
     configured, measured = scenario.cost.interference, None if record is None else record.measured_interference
@@ -428,7 +403,7 @@ _uniform_interference = lru_memoize(64)(Interference.uniform)
 
 
 def _in_situ_kernels(
-    scenario: ResolvedScenario, accelerator: Accelerator, record: CalibrationRecord | None
+    scenario: ResolvedScenario, accelerator: Accelerator, record: "CalibrationRecord | None"
 ) -> SustainedKernels:
     """Kernel times within a training step, derived from standalone times (record or model).
 
@@ -449,7 +424,7 @@ _IN_SITU_CACHE: Final = LruCache[SustainedKernels](8, size=unit_size)
 
 def _build_in_situ_kernels(
     accelerator: Accelerator,
-    record: CalibrationRecord | None,
+    record: "CalibrationRecord | None",
     derating: TrainingDerating,
     rate: float,
     attention: AttentionBackend,
@@ -458,6 +433,8 @@ def _build_in_situ_kernels(
     if record is None:
         model = Roofline(accelerator, attention=attention)
         return SustainedKernels.from_rate(model, model, rate=rate, low_precision_factor=factor)
+    from clustersim.cost.measured_kernels import MeasuredKernels
+
     timed = record.attention_library
     if attention is AttentionBackend.SDPA and timed is not AttentionBackend.FLASH:
         attention = timed  # PyTorch's choice is what it took when it was measured

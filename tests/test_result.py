@@ -157,8 +157,14 @@ def test_suggestions_are_warnings() -> None:
     mapping = {**MAPPING, "layout": {"dp": 16}}
     oom_result = simulate(Scenario.from_mapping(mapping))
     assert not oom_result.fits_in_memory
-    assert oom_result.to_json()["warnings"] == [*oom_result.scenario.warnings, *oom_result.oom_suggestions]
+    assert oom_result.to_json()["warnings"] == [
+        *oom_result.scenario.warnings,
+        *(suggestion.description for suggestion in oom_result.oom_suggestions),
+    ]
     assert oom_result.oom_suggestions
+    for suggestion, data in zip(oom_result.oom_suggestions, oom_result.to_json()["memory_suggestions"], strict=True):
+        assert tuple(data["set"]) == suggestion.overrides
+        assert data["peak_memory_bytes"] == suggestion.peak
 
 
 def test_a_notebook_shows_a_fragment_and_a_file_the_page(result: RenderedResult, tmp_path: Any) -> None:

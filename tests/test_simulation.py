@@ -294,7 +294,7 @@ def test_a_layout_that_does_not_fit_is_simulated_with_suggestions() -> None:
     assert not result.fits_in_memory
     assert result.oom_suggestions == check(result.scenario).suggestions
     assert result.oom_suggestions
-    assert set(result.oom_suggestions) < set(result.warnings) | {""}
+    assert {suggestion.description for suggestion in result.oom_suggestions} < set(result.warnings) | {""}
 
 
 def test_a_layout_that_fits_has_no_suggestions() -> None:

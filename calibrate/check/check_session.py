@@ -25,14 +25,9 @@ from calibrate.check.supported import require_supported
 from calibrate.check.training_setup import training_setup
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import (
-    CalibrationRecord,
-    DeviceTelemetry,
-    MeasurementOutcome,
-    RecordOrigin,
-    signature_of,
-)
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, signature_of
 from clustersim.cost.record_file import read_record
+from clustersim.cost.record_kinds import MeasurementOutcome, RecordOrigin
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
 

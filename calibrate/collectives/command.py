@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from calibrate.collectives.record_update import add_to_record
+from calibrate.collectives.scenario_calls import distinct_comm_calls
 from calibrate.collectives.tables import (
     fit_table,
     format_collective_sample,
@@ -33,7 +34,7 @@ from calibrate.collectives.tables import (
 from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.imbalanced_shares import VARIATIONS, lognormal_shares
 from calibrate.torch_requirement import require_torch
-from clustersim.build import distinct_comm_calls, distinct_kernels
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes, Dimension, Seconds, format_seconds, parse_quantity

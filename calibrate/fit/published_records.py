@@ -41,11 +41,11 @@ from clustersim.cost.calibration_record import (
     KernelFit,
     KernelSample,
     MeasurementConditions,
-    RecordOrigin,
     TimeStatistics,
     family_of,
 )
 from clustersim.cost.record_file import require_same_origin, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import KernelKind
 from clustersim.validation.kernels import flash_kernel

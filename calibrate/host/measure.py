@@ -29,7 +29,8 @@ from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.formulas import UnsupportedKernel
 from calibrate.kernels.timing import QUICK
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.cost.calibration_record import HostLaunchSample, KernelSignature, LaunchMode, signature_of
+from clustersim.cost.calibration_record import HostLaunchSample, KernelSignature, signature_of
+from clustersim.cost.record_kinds import LaunchMode
 from clustersim.scenario import Scenario
 
 _WARM_UP_ROUNDS: Final = 3  # rounds; layers are compiled in the first

@@ -25,7 +25,7 @@ from calibrate.check.tensor_parallel import build_tensor_parallel_trainer
 from calibrate.check.trainer import MicrobatchTrainer, random_batch
 from calibrate.devices.device import TorchDevice
 from calibrate.host.tiny_model import tiny_plan
-from clustersim.cost.calibration_record import LaunchMode
+from clustersim.cost.record_kinds import LaunchMode
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan

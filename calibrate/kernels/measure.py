@@ -20,13 +20,8 @@ from calibrate.kernels.compiler import missing_tool, summary_line
 from calibrate.kernels.pytorch_ops.actions import RotatingAction
 from calibrate.kernels.timing import MeasurementMethod, measure_action
 from clustersim.common.units import format_bytes
-from clustersim.cost.calibration_record import (
-    DeviceTelemetry,
-    KernelSample,
-    MeasurementOutcome,
-    TimeStatistics,
-    signature_of,
-)
+from clustersim.cost.calibration_record import DeviceTelemetry, KernelSample, TimeStatistics, signature_of
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel
 
 _CACHE_MULTIPLE: Final = 2.0  # rotated operands cover this multiple of the last-level cache

@@ -28,13 +28,8 @@ from calibrate.kernels.session import KernelSession
 from calibrate.kernels.timing import QUICK, MeasurementMethod
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import (
-    COPY,
-    CalibrationRecord,
-    KernelSignature,
-    MeasurementOutcome,
-    signature_of,
-)
+from clustersim.cost.calibration_record import COPY, CalibrationRecord, KernelSignature, signature_of
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario

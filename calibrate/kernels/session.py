@@ -27,12 +27,12 @@ from clustersim.cost.calibration_record import (
     HoldoutStep,
     KernelSample,
     MeasurementConditions,
-    MeasurementOutcome,
     TelemetrySample,
     merge_records,
     signature_of,
 )
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel
 
 _SAVE_INTERVAL: Final = 3.0  # seconds between writes of the file

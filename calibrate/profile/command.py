@@ -18,8 +18,9 @@ from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
 from clustersim.common.units import Dimension, Seconds, format_bytes, format_seconds, parse_quantity
-from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor
+from clustersim.cost.calibration_record import CalibrationRecord, ProfileAnchor
 from clustersim.cost.record_file import write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.interop.kineto import FAKE_BACKEND, ProfilerTraces, read_traces, trace_bytes
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate

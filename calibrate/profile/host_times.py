@@ -14,7 +14,8 @@ import numpy as np
 from calibrate.profile.plan_kernels import PassKind, PlanPass
 from calibrate.profile.step_calls import CallPass, StepCalls
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import HostLaunchSample, LaunchMode
+from clustersim.cost.calibration_record import HostLaunchSample
+from clustersim.cost.record_kinds import LaunchMode
 
 _WAIT: Final = 10.0  # medians beyond which an interval between launches is waiting
 

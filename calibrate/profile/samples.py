@@ -21,11 +21,11 @@ from clustersim.cost.calibration_record import (
     InterferenceSample,
     KernelSample,
     KernelSignature,
-    MeasurementOutcome,
     TimeStatistics,
     signature_of,
 )
 from clustersim.cost.interference import KernelClass, kernel_class_of
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel
 
 _SIMULATED_PREFIX = "::"

@@ -15,7 +15,8 @@ from calibrate.report.step_effects import holdout_section, host_section, in_situ
 from calibrate.report.telemetry import gpus_section, telemetry_section
 from calibrate.report.transfers import collectives_section, copies_section
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.hardware.accelerator import Accelerator
 
 _CALIBRATE_COMMAND: Final = "clustersim calibrate --for SCENARIO"

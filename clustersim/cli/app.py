@@ -22,7 +22,7 @@ from clustersim.common.errors import ClusterSimError, MemoryFitError, OutputErro
 from clustersim.common.gc_control import raise_gc_threshold
 from clustersim.common.memory_limit import as_short_memory, require_address_space
 from clustersim.common.plugins import code_permission
-from clustersim.common.processes import raise_interrupt_on_sigterm
+from clustersim.common.signals import raise_interrupt_on_sigterm
 
 EXIT_BAD_INPUT = 2
 EXIT_DOES_NOT_FIT = 3

@@ -38,7 +38,7 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:
-        print(f"  suggestion: {suggestion}")
+        print(f"  suggestion: {suggestion.description}")
     return report.fits
 
 

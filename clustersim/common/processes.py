@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -102,17 +102,6 @@ class _InlineExecutor(Executor):
         future: Future[object] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
-
-
-def raise_interrupt_on_sigterm() -> None:
-    """Make SIGTERM end this process as Ctrl-C does, once: what is written so far is kept or removed; the next kills."""
-
-    def interrupt(number: int, _frame: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    with suppress(ValueError):  # not the main thread: signals are not ours
-        signal.signal(signal.SIGTERM, interrupt)
 
 
 def _init_worker(refusal: str) -> None:

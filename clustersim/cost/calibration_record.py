@@ -11,13 +11,13 @@ Field names of the dataclasses are the keys of the JSON file.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import Enum
 from typing import Any, Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes, BytesPerSecond, Flop, FlopPerSecond, Seconds
 from clustersim.cost.interference import Interference, KernelClass, SlowdownTable, kernel_class_of
+from clustersim.cost.record_kinds import LaunchMode, MeasurementOutcome, RecordOrigin
 from clustersim.hardware.efficiency import KernelEfficiency
 from clustersim.model.kernels import Kernel, KernelKind, KernelShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.training import AttentionBackend
@@ -30,25 +30,6 @@ FORMAT_VERSION: Final = 3
 COPY: Final = "copy"
 """What a kernel overlaps if it is not a collective: copies within device memory."""
 _COLLECTIVE_BY_LABEL: Final = {kind.value: kind for kind in CollectiveType}
-
-
-class RecordOrigin(Enum):
-    """Where the samples come from."""
-
-    MEASURED = "measured"  # on the machine that the record names
-    PUBLISHED = "published"  # by others, each sample with its source
-    DERIVED = "derived"  # from the record of another accelerator, as `derivation` says
-
-
-class MeasurementOutcome(Enum):
-    """Outcome of an attempted measurement."""
-
-    MEASURED = "measured"
-    OUT_OF_MEMORY = "out_of_memory"
-    UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
-    NO_COMPILER = "no_compiler"  # needs Triton and a C compiler
-    FAILED = "failed"  # left the device unusable, which ended the session
-    ABSENT = "absent"  # a profiled step ran no such kernel: its work is part of others, or not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +245,6 @@ class InSituSample:
     def factor(self) -> float:
         """In-situ over isolated seconds."""
         return self.in_situ / self.isolated
-
-
-class LaunchMode(Enum):
-    """Mode in which the host launches a step."""
-
-    EAGER = "eager"  # Python and autograd, operator by operator
-    FSDP = "fsdp"  # the same with the hooks of `fully_shard`
-    DTENSOR = "dtensor"  # the same with distributed tensors
-    COMPILED = "compiled"  # `torch.compile`
-    GRAPH = "cuda_graph"  # captured once, launched as one graph
 
 
 @dataclass(frozen=True, slots=True)

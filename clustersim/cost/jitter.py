@@ -45,11 +45,11 @@ class Jitter:
         self.draw_factors([self.rank_generator(rank)], factors[None, :])
         return factors
 
-    def rank_generator(self, rank: int) -> np.random.Generator:
+    def rank_generator(self, rank: int) -> "np.random.Generator":
         """Random generator of a rank's factors, drawn in order."""
         return np.random.Generator(np.random.Philox(key=[self.seed, rank]))
 
-    def draw_factors(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:
+    def draw_factors(self, generators: "Sequence[np.random.Generator]", out: FloatArray) -> None:
         """Draw the next factors of some ranks into `out`: [ranks, count]."""
         exponential = self.distribution is Distribution.EXPONENTIAL
         for generator, rank_factors in zip(generators, out, strict=True):

@@ -12,13 +12,17 @@ what isolated kernel times do not contain is added (`HostLaunchSample.alone`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, LaunchMode, RecordOrigin
 from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
+from clustersim.cost.record_kinds import LaunchMode, RecordOrigin
 from clustersim.model.framework import Framework, GraphCapture, MeasuredHostUse
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class LaunchSeconds:
     backward: Seconds
 
     @classmethod
-    def from_sample(cls, sample: HostLaunchSample, *, exclude_kernels: bool = False) -> "LaunchSeconds":
+    def from_sample(cls, sample: "HostLaunchSample", *, exclude_kernels: bool = False) -> "LaunchSeconds":
         """Launch seconds of a sample; exclude_kernels: without what isolated kernel times contain."""
         in_kernels = sample.in_kernel_times if exclude_kernels else (0.0, 0.0)
         return cls(max(0.0, sample.forward - in_kernels[0]), max(0.0, sample.backward - in_kernels[1]))
@@ -42,7 +46,7 @@ class LaunchSeconds:
         )
 
 
-def host_samples(record: CalibrationRecord | None) -> Mapping[LaunchMode, HostLaunchSample]:
+def host_samples(record: "CalibrationRecord | None") -> "Mapping[LaunchMode, HostLaunchSample]":
     """Host samples of a record measured on this machine, by state; empty without an eager one (the base)."""
     if record is None or record.origin is not RecordOrigin.MEASURED:
         return {}
@@ -50,12 +54,12 @@ def host_samples(record: CalibrationRecord | None) -> Mapping[LaunchMode, HostLa
     return samples if LaunchMode.EAGER in samples else {}
 
 
-def is_compute_host(record: CalibrationRecord) -> bool:
+def is_compute_host(record: "CalibrationRecord") -> bool:
     """Whether the host itself computes the kernels: only CPU records have a thread count."""
     return record.device.threads > 0
 
 
-def host_model(record: CalibrationRecord | None, framework: Framework, layout: Layout) -> HostModel:
+def host_model(record: "CalibrationRecord | None", framework: Framework, layout: Layout) -> HostModel:
     """Model of the host that launches a rank's kernels, from the framework's constants or measurements."""
     graph, excludes_experts = (
         framework.graph_launch_seconds if framework.uses_cuda_graphs else None,
@@ -97,7 +101,7 @@ def host_states(framework: Framework, layout: Layout) -> tuple[LaunchMode, ...]:
 
 
 def _launch_seconds(
-    samples: Mapping[LaunchMode, HostLaunchSample], framework: Framework, layout: Layout, *, exclude_kernels: bool
+    samples: "Mapping[LaunchMode, HostLaunchSample]", framework: Framework, layout: Layout, *, exclude_kernels: bool
 ) -> LaunchSeconds:
     """Seconds per launch; states that were not measured add nothing."""
     measurable = replace(framework, compiled=framework.compiled and LaunchMode.COMPILED in samples)

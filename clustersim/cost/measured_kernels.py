@@ -34,8 +34,6 @@ from clustersim.cost.calibration_record import (
     CalibrationRecord,
     KernelFit,
     KernelSample,
-    MeasurementOutcome,
-    RecordOrigin,
     TimeStatistics,
     family_of,
     signature_of,
@@ -45,6 +43,7 @@ from clustersim.cost.in_situ import InSituFactors
 from clustersim.cost.kernel_features import LAYOUT_DISTANCE, KernelFeatures, extract_features
 from clustersim.cost.kriging import Kriging, smooth_correlation
 from clustersim.cost.measured_host import host_samples, is_compute_host
+from clustersim.cost.record_kinds import MeasurementOutcome, RecordOrigin
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.accelerator import Accelerator

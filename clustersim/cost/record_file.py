@@ -17,7 +17,8 @@ from clustersim.common.data_files import read_mapping
 from clustersim.common.deserialize import deserialize
 from clustersim.common.errors import InputError, OutputError, format_value
 from clustersim.common.files import write_text_atomically
-from clustersim.cost.calibration_record import FORMAT_VERSION, CalibrationRecord, RecordOrigin
+from clustersim.cost.calibration_record import FORMAT_VERSION, CalibrationRecord
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.record_validation import validate_record
 
 _SAMPLE_LISTS: Final = (

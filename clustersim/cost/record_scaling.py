@@ -19,10 +19,10 @@ from clustersim.cost.calibration_record import (
     InterferenceSample,
     KernelFit,
     KernelSample,
-    RecordOrigin,
     TimeStatistics,
 )
 from clustersim.cost.measured_kernels import fitted_model
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import load_accelerator

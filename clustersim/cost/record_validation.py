@@ -19,10 +19,10 @@ from clustersim.cost.calibration_record import (
     InterferenceSample,
     KernelFit,
     KernelSample,
-    MeasurementOutcome,
     ProfileAnchor,
     TimeStatistics,
 )
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import KernelShape, MatmulShape
 from clustersim.program.task import CollectiveType
 

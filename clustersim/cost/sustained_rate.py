@@ -20,9 +20,9 @@ Reference: `hardware.efficiency.TrainingDerating`.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
+from typing import TYPE_CHECKING
 
 from clustersim.common.cached_method import cached_method
-from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import LOCALLY_MEASURED, KernelCost, KernelTiming, Provenance
@@ -31,8 +31,11 @@ from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.model.kernels import ATTENTION_KINDS, Kernel
 from clustersim.model.training import AttentionBackend
 
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 
-def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
+
+def unmeasured_effects(published: TrainingDerating, record: "CalibrationRecord | None") -> TrainingDerating:
     """In-training effects on kernel rates that are not in the record's times already."""
     if record is None or not record.is_in_step:
         return published
@@ -44,7 +47,7 @@ def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | 
     )
 
 
-def _gpu_spread(gpus: Sequence[GpuSample], published: float) -> float:
+def _gpu_spread(gpus: "Sequence[GpuSample]", published: float) -> float:
     """Standard deviation of times from GPU to GPU, relative to their mean."""
     seconds = [sample.time.seconds for sample in gpus]
     return published if len(seconds) < 2 else stdev(seconds) / mean(seconds)

@@ -16,10 +16,10 @@ from clustersim.cost.calibration_record import (
     KernelSample,
     KernelSignature,
     MeasurementConditions,
-    RecordOrigin,
     TimeStatistics,
     signature_of,
 )
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.model.kernels import Kernel
 
 

@@ -22,7 +22,6 @@ from clustersim.engine.recording.recorder import Recorder
 from clustersim.engine.scalar.rank_process import RankProcess, ignore_mark
 from clustersim.engine.scalar.shared_state import SharedState
 from clustersim.engine.task_progress import ProgressWatcher, TaskProgress, ignore_progress
-from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.program.program import Program
 from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
@@ -65,16 +64,22 @@ class Vectorized:
 
     def can_execute(self, step: ExecutableStep) -> bool:
         """Whether the ranks can be batched, and are so many that this pays."""
-        return (
+        may_pay = (
             step.coalesce
             and step.contention_map is None
             and not step.cost.compute_slows_comm
             and step.classes.count > SCALAR_RANKS_PER_PROGRAM * len(step.program.programs)
-            and can_vectorize(step.program)
         )
+        if not may_pay:
+            return False
+        from clustersim.engine.vectorized.engine import can_vectorize
+
+        return can_vectorize(step.program)
 
     def execute(self, step: ExecutableStep) -> tuple[Trace, OperationSpanLog] | None:
         """The trace, without operation spans, which follow from costs; None where programs wait for each other."""
+        from clustersim.engine.vectorized.engine import VectorizedEngine
+
         engine = VectorizedEngine(step.program, step.classes, step.cost, step.jitter)
         step.watch(engine.progress)
         trace = engine.simulate_all()

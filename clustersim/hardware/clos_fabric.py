@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from clustersim.common.arrays import FloatArray
 from clustersim.hardware.clos import ClosTopology
-from clustersim.hardware.degraded_clos import DegradedClos
 from clustersim.hardware.topology import Fabric
 
 
@@ -17,4 +16,6 @@ class ClosFabric(ClosTopology):
 
         Links at 0 are not routed over.
         """
+        from clustersim.hardware.degraded_clos import DegradedClos
+
         return DegradedClos(self, bandwidth_fraction)

@@ -22,7 +22,6 @@ from clustersim.hardware.accelerator import Accelerator, read_accelerator
 from clustersim.hardware.allocation import Allocation, UnitSizes
 from clustersim.hardware.clos import ClosTopology
 from clustersim.hardware.clos_reader import read_clos, read_ecmp
-from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_io import is_graph, read_graph, to_file_graph
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.hardware.rank_mapping import RankMappedFabric
@@ -239,7 +238,9 @@ def _read_graph_cluster(section: MappingReader, path: Path, gpu_count: int | Non
     return cluster
 
 
-def _read_graph_fabric(section: MappingReader, accelerator: Accelerator) -> GraphFabric:
+def _read_graph_fabric(section: MappingReader, accelerator: Accelerator) -> Fabric:
+    from clustersim.hardware.graph_fabric import GraphFabric
+
     graph, ecmp = read_graph(section, accelerator.nvlink), read_ecmp(section.get_section("graph"))
     try:
         return GraphFabric(graph, ecmp)

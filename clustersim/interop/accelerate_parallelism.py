@@ -35,7 +35,7 @@ def accelerate_parallelism(content: Mapping[str, Any], source: str) -> Accelerat
     section = content.get("parallelism_config") or {}
     if not isinstance(section, Mapping):
         raise InputError(f"{source}: parallelism_config: {section!r} is no mapping")
-    keys = {str(key).removeprefix(_PREFIX): value for key, value in section.items()}
+    keys = {key.removeprefix(_PREFIX): value for key, value in section.items()}
     read_keys = (*_DEGREES, *_BACKENDS, _STRATEGY, *_WITHOUT_EFFECT)
     for key in keys:
         if key not in read_keys:

@@ -187,8 +187,8 @@ def _import(settings: _Settings, cluster: str, gpu_count: int | None) -> ImportR
         "training": training | ({"offload": offload} if offload else {}),
         "framework": {"name": framework, "torch_compile": True} if settings.flag("torch_compile") else framework,
     }
-    ignored = [key for key in settings.values if key not in settings.read and not _IRRELEVANT.match(str(key))]
-    return ImportResult(mapping, tuple(map(str, ignored)), tuple(settings.remarks))
+    ignored = [key for key in settings.values if key not in settings.read and not _IRRELEVANT.match(key)]
+    return ImportResult(mapping, tuple(ignored), tuple(settings.remarks))
 
 
 def _training(settings: _Settings, replicas: int, fsdp_keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
 from clustersim.interop.megatron_table import value_words
+from clustersim.interop.yaml_arguments import yaml_mapping
 
 _TARGET: Final = "_target_"
 _START: Final = re.compile(r"(?m)^(?P<prefix>[^\n]*?)_target_: megatron\.[\w.]*ConfigContainer\s*$")
@@ -68,7 +68,7 @@ def read_bridge_printout(text: str, source: str) -> tuple[str, ...]:
         raise InputError(f"{source}: peft: adapters are not read; write training.lora in the scenario")
     values: dict[str, Any] = {}
     for name in _SECTIONS:
-        values |= {str(key): value for key, value in sections[name].items() if key != _TARGET and value is not None}
+        values |= {key: value for key, value in sections[name].items() if key != _TARGET and value is not None}
     lengths = [sections["dataset"][key] for key in ("sequence_length", "seq_length") if sections["dataset"].get(key)]
     values |= {"seq_length": lengths[0]} if lengths else {}
     return tuple(_shell_words(values))
@@ -86,13 +86,7 @@ def _content(text: str, source: str) -> Mapping[str, Any]:
         if shown.strip() and not _LINE.match(shown):
             break
         printed.append(shown)
-    try:
-        content = parse_yaml("\n".join(printed))
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    if not isinstance(content, Mapping):
-        raise InputError(f"{source}: is no mapping of keys to values")
-    return content
+    return yaml_mapping("\n".join(printed), source)
 
 
 def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ def is_nemo(content: Mapping[str, Any]) -> bool:
 def read_nemo(file: YamlFile) -> YamlArguments:
     """The arguments of a configuration."""
     stated, trainer = file.content["model"], file.content["trainer"]
-    model = {str(name): _resolved(value, stated) for name, value in stated.items()}
+    model = {name: _resolved(value, stated) for name, value in stated.items()}
     if model.get("num_layers") is None:
         raise file.error("model.num_layers", "is missing: it restores a model, or is none of language alone")
     _refuse(file, model)

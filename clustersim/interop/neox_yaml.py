@@ -59,7 +59,7 @@ _OTHER_FILES: Final = "CONFIG"
 
 def is_neox(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is a configuration with a model."""
-    names = {str(name).replace("-", "_") for name in content}
+    names = {name.replace("-", "_") for name in content}
     return "num_layers" in names and bool({"pipe_parallel_size", "model_parallel_size", "pos_emb"} & names)
 
 
@@ -86,7 +86,7 @@ def read_neox(file: YamlFile) -> YamlArguments:
 
 def _joined(file: YamlFile) -> dict[str, Any]:
     """The keys of the file and of another that the user names: gpt-neox reads all files of its command line as one."""
-    values = {str(name).replace("-", "_"): value for name, value in file.content.items()}
+    values = {name.replace("-", "_"): value for name, value in file.content.items()}
     other = file.context.definitions.get(_OTHER_FILES)
     if other is None:
         if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & {*values}:
@@ -99,8 +99,8 @@ def _joined(file: YamlFile) -> dict[str, Any]:
     if text is None:
         raise InputError(f"{file.source}: --define {_OTHER_FILES}={other}: is not here, nor next to it")
     for name, value in yaml_mapping(text, other).items():
-        if values.setdefault(str(name).replace("-", "_"), value) != value:
-            raise file.error(str(name), f"has another value in {other}; gpt-neox takes a key once")
+        if values.setdefault(name.replace("-", "_"), value) != value:
+            raise file.error(name, f"has another value in {other}; gpt-neox takes a key once")
     return values
 
 

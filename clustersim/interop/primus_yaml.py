@@ -130,7 +130,7 @@ def _overrides(file: YamlFile) -> Mapping[str, Any]:
     overrides = _trainer(file).get("overrides") or {}
     if not isinstance(overrides, Mapping):
         raise file.error("modules.pre_trainer.overrides", "is no mapping of arguments to values")
-    return {str(name): value for name, value in overrides.items()}
+    return overrides
 
 
 def _is_on(value: object) -> bool:
@@ -230,7 +230,7 @@ def _extended(path: Path, depth: int) -> dict[str, Any]:
     """A file's values over those of the files that it extends."""
     if not depth:
         raise InputError(f"{path}: extends files more than {_MAX_EXTENDS} deep")
-    content = {str(name): value for name, value in yaml_mapping(read_text(path), str(path)).items()}
+    content = dict(yaml_mapping(read_text(path), str(path)))
     values: dict[str, Any] = {}
     for base in content.pop("extends", content.pop("bases", None)) or ():
         values = _merged(values, _extended(path.parent / str(base), depth - 1))

@@ -42,7 +42,6 @@ from clustersim.parallel.layout import Layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioConfig
-from clustersim.schedules.csv_schedule import CsvSchedule
 
 _SCHEDULE_NAMES: Final = {ours: theirs for theirs, ours in SCHEDULES.items()}
 
@@ -207,7 +206,7 @@ def _moe_keys(scenario: Scenario) -> TomlTable:
 def _pipeline_keys(scenario: Scenario) -> TomlTable:
     """Pipeline keys; the modules of each stage are listed if the split is not torchtitan's default."""
     schedule, layer_split = scenario.schedule, scenario.layout.layers_per_stage
-    if isinstance(schedule, CsvSchedule) or schedule.name not in _SCHEDULE_NAMES:
+    if schedule.csv_lines or schedule.name not in _SCHEDULE_NAMES:
         raise InputError(
             f"{scenario_label(scenario)}: schedule: torchtitan has no {schedule.name} by name; write "
             f"{', '.join(_SCHEDULE_NAMES)}"

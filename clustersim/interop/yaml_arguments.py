@@ -88,11 +88,25 @@ class YamlFile:
 
 
 def yaml_mapping(text: str, source: str) -> Mapping[str, Any]:
-    """The mapping that a YAML text holds; raises InputError for another."""
+    """The mapping that a YAML text holds, with texts as keys at every level; raises InputError for another."""
     try:
         content = parse_yaml(text)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{source}: is no mapping of keys to values")
-    return content
+    return _with_text_keys(content)
+
+
+def _with_text_keys(mapping: Mapping[Any, Any]) -> dict[str, Any]:
+    """The mapping with texts as keys, as numbers and switches (`on`) may be keys, too.
+
+    What aliases repeat is converted as often: `parse_yaml` bounds how much that is.
+    """
+    return {str(key): _converted(value) for key, value in mapping.items()}
+
+
+def _converted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _with_text_keys(value)
+    return list(map(_converted, value)) if isinstance(value, list) else value

@@ -1,7 +1,5 @@
-"""Selects the lowering of a data-parallel strategy."""
+"""Selects the lowering of a data-parallel strategy; those of the rarer ones are imported where a plan has them."""
 
-from clustersim.lowering.bucketed import BucketedLowering
-from clustersim.lowering.deepspeed_zero3 import DeepspeedZero3
 from clustersim.lowering.fsdp import FsdpLowering
 from clustersim.lowering.program_builder import DataParallelLowering, NoDataParallelLowering
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, DeepspeedZero3Strategy, FullyShard, Zero1
@@ -14,9 +12,13 @@ def select_data_lowering(plan: Plan) -> DataParallelLowering:
         return NoDataParallelLowering()
     match plan.layout.data:
         case DeepspeedZero3Strategy() as strategy:
+            from clustersim.lowering.deepspeed_zero3 import DeepspeedZero3
+
             return DeepspeedZero3(strategy)
         case FullyShard() as strategy:
             return FsdpLowering(strategy)
         case DdpStrategy() | Zero1() as strategy:
+            from clustersim.lowering.bucketed import BucketedLowering
+
             return BucketedLowering(strategy)
     return NoDataParallelLowering()

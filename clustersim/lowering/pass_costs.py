@@ -5,21 +5,18 @@ costs are the sums over all stages. Kernels count with their isolated durations;
 does not count.
 """
 
-from dataclasses import replace
-
 from clustersim.common.units import Seconds
 from clustersim.cost.timing import KernelCost
 from clustersim.lowering.units import UnitBuilder
 from clustersim.memory.activations import Activations
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import ActionKind
-from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
+from clustersim.schedules.schedule import PassCosts, Schedule
 
 
 def with_pass_costs(schedule: Schedule, plan: Plan, kernels: KernelCost) -> Schedule:
     """The schedule with the costs of a plan's passes, if its order depends on them."""
-    return replace(schedule, costs=pass_costs(plan, kernels)) if isinstance(schedule, ZeroBubble) else schedule
+    return schedule.with_pass_costs(pass_costs(plan, kernels)) if schedule.takes_pass_costs else schedule
 
 
 def pass_costs(plan: Plan, kernels: KernelCost) -> PassCosts:

@@ -33,12 +33,8 @@ from clustersim.model.linear import LinearLayer
 from clustersim.model.linear_loss import LOSSES_BY_PART, loss_operators_by_part
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
-from clustersim.model.mixers.cross_attention import cross_attention_operators
 from clustersim.model.mixers.registry import registered_mixer
-from clustersim.model.mixers.rwkv7 import token_mix
-from clustersim.model.mixers.shared_block import shared_block_operators
 from clustersim.model.mlp import mlp_operators
-from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
@@ -123,8 +119,10 @@ def _all_operators(rank: RankContext, spec: LayerSpec) -> tuple[Operator, ...]:
 
 
 def _branch_operators(rank: RankContext, spec: LayerSpec) -> LayerBranches:
-    cross = [] if spec.cross is None else cross_attention_operators(rank, spec.cross, after_norm=False)
-    shared = [] if spec.shared is None else shared_block_operators(rank, spec.shared, after_norm=False)
+    cross, shared = (
+        [] if mixer is None else registered_mixer(mixer).operators(rank, mixer, after_norm=False)
+        for mixer in (spec.cross, spec.shared)
+    )
     return LayerBranches(shared, _mixer_operators(rank, spec), cross, _mlp_operators(rank, spec))
 
 
@@ -230,6 +228,8 @@ def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
         case DenseMlp(token_shift=False) as mlp if tiling is not None:
             return assign_module(tiled_mlp_operators(rank, mlp, tiling), RecomputeModule.MLP, rank.residual_bytes)
         case DenseMlp(token_shift=True) as mlp:
+            from clustersim.model.mixers.rwkv7 import token_mix
+
             mixed = token_mix(rank, "mlp.token_shift", 1, _SHIFT_PASSES)
             return assign_module([mixed, *mlp_operators(rank, mlp)], RecomputeModule.MLP, rank.residual_bytes)
         case DenseMlp() as mlp:
@@ -245,6 +245,8 @@ def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
                 rank.residual_bytes,
             )
         case MoeMlp() as moe:
+            from clustersim.model.moe_layer import moe_operators
+
             return assign_module(moe_operators(rank, moe), RecomputeModule.MOE, rank.residual_bytes)
     return []
 

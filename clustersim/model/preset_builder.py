@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clustersim.model.hf_config import MODEL_READERS
-from clustersim.model.hf_fields import HfConfig
 from clustersim.model.transformer import TransformerModel
 
 
@@ -25,6 +23,9 @@ class ModelPreset:
 
 def preset_from_config(name: str, family: str, source: str, content: Mapping[str, Any]) -> ModelPreset:
     """A preset as in the released config.json, given its keys (or those that differ from the family's defaults)."""
+    from clustersim.model.hf_config import MODEL_READERS
+    from clustersim.model.hf_fields import HfConfig
+
     model = MODEL_READERS[family](HfConfig(Path(f"{name}.json"), content, family))
     return ModelPreset(replace(model, mtp_layers=0), f"{source} config.json", model.mtp_layers)
 

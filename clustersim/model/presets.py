@@ -1,28 +1,16 @@
-"""Published models that can be named, with the sources of their dimensions.
+"""Published models that can be named: most of the dense ones here, the others in the files of their kind."""
 
-GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train with dropout, as in
-Narayanan et al. 2021 (arXiv:2104.04473); their MLP is four times as wide as the model. Table 2.1 of Brown
-et al. 2020 prints 24 heads for 1.3B and a width of 5,140 for 13B, which contradict its own head width;
-the usual 16 and 5,120 are used here.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
-from clustersim.model.layer_stack import MlpType
-from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
-from clustersim.model.preset_diffusion import DIFFUSION_PRESETS
-from clustersim.model.preset_hybrid import HYBRID_PRESETS
-from clustersim.model.preset_moe import MOE_PRESETS
-from clustersim.model.preset_multimodal import MULTIMODAL_PRESETS
-from clustersim.model.preset_vision import VISION_PRESETS
+from clustersim.model.preset_builder import ModelPreset
+from clustersim.model.preset_dense import DENSE_PRESETS
 from clustersim.model.published_models import published_models
-from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
+from clustersim.model.transformer import TransformerModel
 
 
 def load_preset(name: str) -> TransformerModel:
@@ -31,17 +19,46 @@ def load_preset(name: str) -> TransformerModel:
     >>> load_preset("llama3-8b").hidden
     4096
     """
-    if name in PRESETS:
-        return PRESETS[name].model
+    presets = _dense_presets() if name in _dense_presets() else code_presets()
+    if name in presets:
+        return presets[name].model
     published = published_models()
     if name in published:
         return published[name].preset.model
-    raise InputError(f"there is no model {name!r}; {_nearest_models(name, (*PRESETS, *published))}")
+    raise InputError(f"there is no model {name!r}; {_nearest_models(name, (*presets, *published))}")
 
 
+@cache
+def _dense_presets() -> Mapping[str, ModelPreset]:
+    return _by_name(DENSE_PRESETS)
+
+
+@cache
+def code_presets() -> Mapping[str, ModelPreset]:
+    """Every model whose dimensions are in the code, by name; the rarer ones are read only when one is asked for."""
+    from clustersim.model.preset_diffusion import DIFFUSION_PRESETS
+    from clustersim.model.preset_families import FAMILY_PRESETS
+    from clustersim.model.preset_hybrid import HYBRID_PRESETS
+    from clustersim.model.preset_moe import MOE_PRESETS
+    from clustersim.model.preset_multimodal import MULTIMODAL_PRESETS
+    from clustersim.model.preset_vision import VISION_PRESETS
+
+    return _by_name(
+        (
+            *(*DENSE_PRESETS, *FAMILY_PRESETS, *MOE_PRESETS, *HYBRID_PRESETS),
+            *(*VISION_PRESETS, *MULTIMODAL_PRESETS, *DIFFUSION_PRESETS),
+        )
+    )
+
+
+def _by_name(presets: Sequence[ModelPreset]) -> Mapping[str, ModelPreset]:
+    return MappingProxyType({preset.model.name: preset for preset in presets})
+
+
+@cache
 def all_presets() -> Mapping[str, ModelPreset]:
     """Every model that can be named: those in the code and those of the packaged files."""
-    return {**PRESETS, **{name: model.preset for name, model in published_models().items()}}
+    return MappingProxyType({**code_presets(), **{name: model.preset for name, model in published_models().items()}})
 
 
 _MAX_MODELS: Final = 6  # names after "did you mean"
@@ -56,187 +73,3 @@ def _nearest_models(name: str, names: Sequence[str]) -> str:
     if preset := similar_preset(name, names):
         return f"did you mean {preset}?"
     return suggest_nearest(name, names, listed_by="clustersim presets")
-
-
-@dataclass(frozen=True, slots=True)
-class _PresetSeries:
-    """Models with a common architecture whose dimensions come from one source."""
-
-    source: str
-    builder: Callable[..., TransformerModel]
-    vocab: int
-    positions: int
-
-    def make_preset(
-        self, name: str, *, layers: int, hidden: int, heads: int, kv_heads: int | None = None, ffn: int | None = None
-    ) -> ModelPreset:
-        """A model of the series. kv_heads: if fewer than heads; ffn: if not four times the hidden width."""
-        model = self.builder(
-            name=name,
-            layers=layers,
-            hidden=hidden,
-            ffn=ffn or 4 * hidden,
-            heads=heads,
-            kv_heads=kv_heads or heads,
-            head_dim=hidden // heads,
-            vocab=self.vocab,
-            max_positions=self.positions,
-        )
-        return ModelPreset(model, self.source)
-
-
-_GPT: Final = partial(
-    uniform_model,
-    mlp=MlpType.GELU,
-    norm=Norm.LAYERNORM,
-    positions=PositionEncoding.LEARNED,
-    tied_embeddings=True,
-    linear_bias=True,
-    qkv_bias=True,
-    dropout=True,
-)
-_LLAMA: Final = partial(
-    uniform_model,
-    mlp=MlpType.SWIGLU,
-    norm=Norm.RMSNORM,
-    positions=PositionEncoding.ROTARY,
-    tied_embeddings=False,
-    linear_bias=False,
-    qkv_bias=False,
-)
-# Squared ReLU, treated as GELU; no biases except the norms'.
-_NEMOTRON: Final = partial(_LLAMA, mlp=MlpType.GELU, norm=Norm.LAYERNORM)
-
-_SMALL_SOURCE: Final = "small, for laptops; no published model"
-_GPT_SMALL: Final = _PresetSeries(_SMALL_SOURCE, _GPT, vocab=50257, positions=1024)
-_GPT2: Final = _PresetSeries(
-    "Radford et al. 2019; openai-community/gpt2* config.json", _GPT, vocab=50257, positions=1024
-)
-_GPT3: Final = _PresetSeries("Brown et al. 2020, arXiv:2005.14165, Table 2.1", _GPT, vocab=51200, positions=2048)
-_MEGATRON: Final = _PresetSeries("Narayanan et al. 2021, arXiv:2104.04473, Table 1", _GPT, vocab=51200, positions=2048)
-_KORTHIKANTI: Final = _PresetSeries(
-    "Korthikanti et al. 2022, arXiv:2205.05198, Table 3", _GPT, vocab=51200, positions=2048
-)
-_LLAMA_SMALL: Final = _PresetSeries(_SMALL_SOURCE, _LLAMA, vocab=32000, positions=2048)
-_LLAMA2: Final = _PresetSeries(
-    "Touvron et al. 2023, arXiv:2307.09288; meta-llama/Llama-2-*-hf config.json", _LLAMA, vocab=32000, positions=4096
-)
-_LLAMA3: Final = _PresetSeries(
-    "Llama 3 herd, arXiv:2407.21783, Table 3; meta-llama/Meta-Llama-3* config.json",
-    _LLAMA,
-    vocab=128256,
-    positions=131072,
-)
-_MISTRAL: Final = _PresetSeries(
-    "Jiang et al. 2023, arXiv:2310.06825; mistralai/Mistral-7B-v0.3 config.json (full attention)",
-    _LLAMA,
-    vocab=32768,
-    positions=32768,
-)
-_QWEN: Final = _PresetSeries(
-    "Qwen2.5 technical report, arXiv:2412.15115, Table 1; Qwen/Qwen2.5-* config.json",
-    partial(_LLAMA, qkv_bias=True),
-    vocab=152064,
-    positions=131072,
-)
-_NEMOTRON_15B: Final = _PresetSeries(
-    "Parmar et al. 2024, arXiv:2402.16819, Table 1", _NEMOTRON, vocab=256000, positions=4096
-)
-_NEMOTRON_340B: Final = _PresetSeries(
-    "Nemotron-4 340B technical report, arXiv:2406.11704, Table 1", _NEMOTRON, vocab=256000, positions=4096
-)
-
-_DENSE_PRESETS: Final = (
-    _GPT_SMALL.make_preset("gpt-tiny", layers=6, hidden=384, heads=6),
-    _GPT2.make_preset("gpt2-small", layers=12, hidden=768, heads=12),
-    _GPT2.make_preset("gpt2-medium", layers=24, hidden=1024, heads=16),
-    _GPT2.make_preset("gpt2-large", layers=36, hidden=1280, heads=20),
-    _GPT2.make_preset("gpt2-xl", layers=48, hidden=1600, heads=25),
-    _GPT3.make_preset("gpt3-1.3b", layers=24, hidden=2048, heads=16),
-    _GPT3.make_preset("gpt3-2.7b", layers=32, hidden=2560, heads=32),
-    _GPT3.make_preset("gpt3-6.7b", layers=32, hidden=4096, heads=32),
-    _GPT3.make_preset("gpt3-13b", layers=40, hidden=5120, heads=40),
-    _GPT3.make_preset("gpt3-175b", layers=96, hidden=12288, heads=96),
-    _MEGATRON.make_preset("megatron-1.7b", layers=24, hidden=2304, heads=24),
-    _MEGATRON.make_preset("megatron-3.6b", layers=30, hidden=3072, heads=32),
-    _MEGATRON.make_preset("megatron-7.5b", layers=36, hidden=4096, heads=32),
-    _MEGATRON.make_preset("megatron-18.4b", layers=40, hidden=6144, heads=48),
-    _KORTHIKANTI.make_preset("megatron-22b", layers=48, hidden=6144, heads=64),
-    _MEGATRON.make_preset("megatron-39.1b", layers=48, hidden=8192, heads=64),
-    _MEGATRON.make_preset("megatron-76.1b", layers=60, hidden=10240, heads=80),
-    _MEGATRON.make_preset("megatron-145.6b", layers=80, hidden=12288, heads=96),
-    _MEGATRON.make_preset("megatron-310.1b", layers=96, hidden=16384, heads=128),
-    _MEGATRON.make_preset("megatron-530b", layers=105, hidden=20480, heads=128),
-    _MEGATRON.make_preset("megatron-1t", layers=128, hidden=25600, heads=160),
-    _LLAMA_SMALL.make_preset("llama-tiny", layers=8, hidden=512, heads=8, kv_heads=4, ffn=1408),
-    _LLAMA2.make_preset("llama2-7b", layers=32, hidden=4096, heads=32, ffn=11008),
-    _LLAMA2.make_preset("llama2-13b", layers=40, hidden=5120, heads=40, ffn=13824),
-    _LLAMA2.make_preset("llama2-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
-    _LLAMA3.make_preset("llama3-8b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
-    _LLAMA3.make_preset("llama3-70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672),
-    _LLAMA3.make_preset("llama3-405b", layers=126, hidden=16384, heads=128, kv_heads=8, ffn=53248),
-    _MISTRAL.make_preset("mistral-7b", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336),
-    _QWEN.make_preset("qwen2.5-7b", layers=28, hidden=3584, heads=28, kv_heads=4, ffn=18944),
-    _QWEN.make_preset("qwen2.5-72b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=29568),
-    _NEMOTRON_15B.make_preset("nemotron4-15b", layers=32, hidden=6144, heads=48, kv_heads=8),
-    _NEMOTRON_340B.make_preset("nemotron4-340b", layers=96, hidden=18432, heads=96, kv_heads=8),
-    preset_from_config(
-        "mistral-7b-v0.1",
-        "mistral",
-        "Jiang et al. 2023, arXiv:2310.06825, Table 1; mistralai/Mistral-7B-v0.1",
-        config_dimensions(32, 4096, 14336, 32, 8, 32000, 32768) | {"sliding_window": 4096},
-    ),
-    preset_from_config(
-        "gemma2-9b",
-        "gemma2",
-        "Gemma 2, arXiv:2408.00118, Table 1; google/gemma-2-9b",
-        config_dimensions(42, 3584, 14336, 16, 8, 256000, 8192) | {"sliding_window": 4096},
-    ),
-    preset_from_config(
-        "gemma3-27b",
-        "gemma3_text",
-        "Gemma 3, arXiv:2503.19786, section 2; the text_config of google/gemma-3-27b-pt",
-        config_dimensions(62, 5376, 21504, 32, 16, 262208, 131072) | {"head_dim": 128, "sliding_window": 1024},
-    ),
-    preset_from_config(
-        "qwen3-8b",
-        "qwen3",
-        "Qwen3, arXiv:2505.09388, Table 1; Qwen/Qwen3-8B",
-        config_dimensions(36, 4096, 12288, 32, 8, 151936, 40960),
-    ),
-    preset_from_config(
-        "olmo2-7b",
-        "olmo2",
-        "OLMo 2, arXiv:2501.00656; allenai/OLMo-2-1124-7B",
-        config_dimensions(32, 4096, 11008, 32, 32, 100352, 4096),
-    ),
-    preset_from_config(
-        "smollm3-3b", "smollm3", "HuggingFaceTB/SmolLM3-3B", config_dimensions(36, 2048, 11008, 16, 4, 128256, 65536)
-    ),
-    preset_from_config(
-        "falcon-7b",
-        "falcon",
-        "Almazrouei et al. 2023, arXiv:2311.16867; tiiuae/falcon-7b",
-        {"num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024},
-    ),
-    preset_from_config(
-        "bloom-176b",
-        "bloom",
-        "BigScience 2022, arXiv:2211.05100; bigscience/bloom",
-        {"n_layer": 70, "hidden_size": 14336, "n_head": 112, "vocab_size": 250880},
-    ),
-)
-
-PRESETS: Final[Mapping[str, ModelPreset]] = MappingProxyType(
-    {
-        preset.model.name: preset
-        for preset in (
-            *_DENSE_PRESETS,
-            *MOE_PRESETS,
-            *HYBRID_PRESETS,
-            *VISION_PRESETS,
-            *MULTIMODAL_PRESETS,
-            *DIFFUSION_PRESETS,
-        )
-    }
-)

@@ -118,7 +118,7 @@ def _require_memory_fit(scenario: Scenario) -> None:
     raise MemoryFitError(
         f"{scenario.name}: does not fit in memory, so it has neither a duration nor a cost: "
         f"{format_bytes(report.peak_memory_bytes)} of {format_bytes(report.memory_capacity_bytes)} on the peak-memory "
-        f"GPU{host}{''.join(f'; {suggestion}' for suggestion in report.suggestions)}"
+        f"GPU{host}{''.join(f'; {suggestion.description}' for suggestion in report.suggestions)}"
     )
 
 
@@ -403,7 +403,7 @@ class _GoodputCalculation:
         if suggestions := result.oom_suggestions:
             yield (
                 f"the job fits in memory with a probability of {format_probability(result.fit_probability)} only, and "
-                f"has neither a duration nor a cost if it does not; {suggestions[0]}"
+                f"has neither a duration nor a cost if it does not; {suggestions[0].description}"
             )
 
 

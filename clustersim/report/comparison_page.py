@@ -13,12 +13,13 @@ from clustersim.report.draw.timeline_figure import timeline_panel
 from clustersim.report.figure import Figure, axis_layout, encode_floats, time_scale
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.panels.difference_bars import category_change_traces
-from clustersim.report.panels.stragglers import has_straggler_content, stragglers_panel
+from clustersim.report.panels.stragglers import stragglers_panel
 from clustersim.report.panels.time_breakdown import stages_panel
 from clustersim.report.panels.verdict import confidence_panel
 from clustersim.report.result_timeline import build_timeline
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.straggler_labels import has_straggler_content
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult

@@ -15,7 +15,7 @@ from clustersim.report.panels.memory import memory_panels
 from clustersim.report.panels.network import build_network, network_panel
 from clustersim.report.panels.overlap import build_overlap, overlap_panel
 from clustersim.report.panels.step_times import drawn_steps_panel, steps_panel
-from clustersim.report.panels.stragglers import has_straggler_content, stragglers_panel
+from clustersim.report.panels.stragglers import stragglers_panel
 from clustersim.report.panels.time_breakdown import breakdown_panel, stages_panel
 from clustersim.report.panels.topology import result_topology, topology_panel
 from clustersim.report.panels.verdict import confidence_panel, verdict_panel
@@ -23,6 +23,7 @@ from clustersim.report.panels.what_if import what_if_panel
 from clustersim.report.result_timeline import build_timeline
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.straggler_labels import has_straggler_content
 from clustersim.report.timeline_arrays import build_drawing
 from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult

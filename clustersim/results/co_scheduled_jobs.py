@@ -7,7 +7,7 @@ reported, which had the links to itself towards its end.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Seconds
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
-from clustersim.results.link_loads import TrafficSource
 from clustersim.results.link_volumes import VolumeModel
 from clustersim.results.step_times import step_times
 from clustersim.results.trace_table import TraceTable
 from clustersim.trace.trace import OperationSpans, Trace
+
+if TYPE_CHECKING:
+    from clustersim.results.link_loads import TrafficSource
 
 TIME_TOLERANCE: Final = 1e-9
 """Relative difference up to which two times count as equal."""
@@ -69,8 +71,10 @@ class CoScheduledJobResult(FieldPickling):
         return float(self.step_times.sum() / self.isolated_step_times.sum()) - 1.0
 
     @property
-    def traffic_source(self) -> TrafficSource:
+    def traffic_source(self) -> "TrafficSource":
         """Its traffic on the links."""
+        from clustersim.results.link_loads import TrafficSource
+
         return TrafficSource(self.trace_table, self.volumes, self.operation_spans)
 
     def to_json(self) -> dict[str, Any]:

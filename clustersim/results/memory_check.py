@@ -27,7 +27,7 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.expert_load_factors import most_loaded_factor
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
-from clustersim.results.oom_suggestions import PeakFunction, oom_suggestions
+from clustersim.results.oom_suggestions import MemorySuggestion, PeakFunction, oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -64,7 +64,7 @@ class MemoryCheckReport:
     memory_capacity_bytes: Bytes
     fit_probability: float
     warnings: tuple[str, ...]
-    suggestions: tuple[str, ...]
+    suggestions: tuple[MemorySuggestion, ...]
     host: HostMemoryUse | None = None
 
     @property
@@ -205,7 +205,7 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
 
 def suggest_memory_fixes(
     scenario: Scenario, peak: Bytes, capacity: Bytes, peak_of: PeakFunction | None = None
-) -> tuple[str, ...]:
+) -> tuple[MemorySuggestion, ...]:
     """Single changes (and a few sensible pairs of them) after which the scenario fits, if it does not, or not surely.
 
     peak, capacity: of the most loaded GPU; peak_of: the peak of a changed scenario, None: that of its step.

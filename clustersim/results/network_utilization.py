@@ -23,11 +23,11 @@ from clustersim.common.arrays import BoolArray, FloatArray, IntArray, SmallIntAr
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkInfo, LinkKind
 from clustersim.results.link_volumes import VolumeModel
+from clustersim.results.time_bins import DEFAULT_BIN_COUNT
 from clustersim.results.trace_table import TraceTable
 from clustersim.results.transfer_events import CommVolume, bytes_by_link_kind, collect_comm_volumes, find_transfers
 from clustersim.symmetry.labels import unique_by_columns
 
-DEFAULT_BIN_COUNT: Final = 400
 MAX_BUSY_LINKS: Final = 8
 """Maximum number of busiest links that are listed: one of each set of equivalent links, and few of one kind."""
 _MAX_PER_KIND: Final = 2

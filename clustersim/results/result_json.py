@@ -108,6 +108,7 @@ def _memory_json(result: StepMetrics) -> dict[str, Any]:
         "fits": result.fits_in_memory,
         "fit_probability": result.fit_probability,
         "host_memory": _host_json(result),
+        "memory_suggestions": [suggestion.to_json() for suggestion in result.oom_suggestions],
     }
 
 

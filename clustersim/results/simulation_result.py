@@ -3,7 +3,6 @@
 from typing import Any
 
 from clustersim.common.units import format_step_time
-from clustersim.results.result_json import result_to_json
 from clustersim.results.step_metrics import StepMetrics
 
 
@@ -18,4 +17,6 @@ class SimulationResult(StepMetrics):
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data: seconds, bytes, fractions."""
+        from clustersim.results.result_json import result_to_json
+
         return result_to_json(self)

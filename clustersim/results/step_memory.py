@@ -17,6 +17,7 @@ from clustersim.results.memory_check import (
     memory_fit_probability,
     suggest_memory_fixes,
 )
+from clustersim.results.oom_suggestions import MemorySuggestion
 from clustersim.scenario import Scenario
 
 MEMORY_COLUMNS: Final[Schema] = {
@@ -79,7 +80,7 @@ class StepMemory:
         return memory_fit_probability(self.scenario, self.peak, self.capacity, self.host)
 
     @cached_property
-    def suggestions(self) -> tuple[str, ...]:
+    def suggestions(self) -> tuple[MemorySuggestion, ...]:
         """Changes that would make a scenario fit whose GPUs lack memory, or may; empty if they surely do not."""
         return suggest_memory_fixes(self.scenario, self.peak, self.capacity)
 

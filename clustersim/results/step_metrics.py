@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,12 +17,10 @@ from clustersim.results.critical_path import find_critical_path, path_category_t
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
 from clustersim.results.gpu_groups import step_economics
-from clustersim.results.kernel_table import kernel_table
-from clustersim.results.link_loads import LinkLoads, TrafficSource, compute_link_loads
 from clustersim.results.model_limitations import find_limitations
 from clustersim.results.natural_routing import NaturalRouting, natural_routing
-from clustersim.results.network_utilization import DEFAULT_BIN_COUNT
 from clustersim.results.number_formats import FormatUsage, format_usage
+from clustersim.results.oom_suggestions import MemorySuggestion
 from clustersim.results.provenance import BusyTimeItem, InSituShare, busy_time_items, provenance_shares
 from clustersim.results.selected_algorithms import SelectedAlgorithm, collective_table, selected_algorithms
 from clustersim.results.simulated_step import SimulatedStep
@@ -36,13 +34,17 @@ from clustersim.results.stragglers import (
     find_stragglers,
     transfer_seconds,
 )
+from clustersim.results.time_bins import DEFAULT_BIN_COUNT
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.time_losses import StepLosses, matmul_share, split_step
 from clustersim.results.timing_sensitivity import TimingSensitivity, timing_sensitivity
 from clustersim.results.utilization import LeadingMfu, flop_convention_warnings, recomputed_flops_total
 from clustersim.uncertainty.expected_error import ExpectedError
-from clustersim.uncertainty.holdout import HoldoutResult
 from clustersim.uncertainty.prediction_interval import RelativeInterval
+
+if TYPE_CHECKING:
+    from clustersim.results.link_loads import LinkLoads
+    from clustersim.uncertainty.holdout import HoldoutResult
 
 PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
 
@@ -123,6 +125,8 @@ class StepMetrics(SimulatedStep):
 
         Columns, with units: `kernels.schema`.
         """
+        from clustersim.results.kernel_table import kernel_table
+
         return kernel_table(self.busy_time_items)
 
     @cached_property
@@ -158,13 +162,15 @@ class StepMetrics(SimulatedStep):
         """A row for every distinct collective and p2p message; columns are the keys of `collectives` in the JSON."""
         return collective_table(self.selected_algorithms)
 
-    def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> LinkLoads:
+    def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> "LinkLoads":
         """Bytes per second on links over time, in equal bins over the whole run.
 
         links: (source, target) names as in the cluster's graph and in `degradations` (("nic3.0", "leaf0.0")), one
         direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. The result
         has [links, bins] arrays, and its `table` the same as columns. Raises InputError for links that do not exist.
         """
+        from clustersim.results.link_loads import TrafficSource, compute_link_loads
+
         senders = (
             TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),
             *(co_scheduled_job.traffic_source for co_scheduled_job in self.co_scheduled_jobs),
@@ -272,7 +278,7 @@ class StepMetrics(SimulatedStep):
         return self.memory.host
 
     @property
-    def oom_suggestions(self) -> tuple[str, ...]:
+    def oom_suggestions(self) -> tuple[MemorySuggestion, ...]:
         """Changes that would make a scenario fit that does not, or not surely; empty if it surely fits."""
         return self.memory.suggestions
 
@@ -320,7 +326,7 @@ class StepMetrics(SimulatedStep):
         return self.uncertainty.describe(self.step_time_interval)
 
     @property
-    def holdout_validation(self) -> HoldoutResult | None:
+    def holdout_validation(self) -> "HoldoutResult | None":
         """Real steps used to validate the record's predictions; None without them, or without measured kernels."""
         return self.uncertainty.holdout
 
@@ -329,7 +335,8 @@ class StepMetrics(SimulatedStep):
         """Settings that are legal but probably mistakes, and suggestions where the scenario may not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
         conventions = flop_convention_warnings(self.hfu, self.mfu_causal, self.scenario.training.sequence)
-        return (*self.scenario.warnings, *host, *conventions, *self.oom_suggestions)
+        suggestions = (suggestion.description for suggestion in self.oom_suggestions)
+        return (*self.scenario.warnings, *host, *conventions, *suggestions)
 
     @property
     def model_limitations(self) -> tuple[str, ...]:

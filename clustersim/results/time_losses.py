@@ -16,7 +16,7 @@ What helps is simulated, not guessed: with one thing changed (`results.what_if`)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -34,8 +34,10 @@ from clustersim.results.time_categories import (
     TimeCategory,
 )
 from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, sum_segment_runs, timing_run_counts
-from clustersim.results.what_if import MIN_IMPROVEMENT, WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario.changes.step_losses import StepLoss
+
+if TYPE_CHECKING:
+    from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 
 MIN_LOSS_SHARE: Final = 0.005  # fraction of the step: smaller losses are not reported
 MIN_RELATIVE_CHANGE: Final = 0.05  # fraction of a loss: a smaller change does not count as help
@@ -108,10 +110,10 @@ class LossRemedies:
     that address the loss; not_tried: changes that address it and were not simulated, each with its reason.
     """
 
-    helpful: tuple[tuple[WhatIf, WhatIfOutcome], ...]
-    most_sensitive: tuple[WhatIf, WhatIfOutcome] | None = None
+    helpful: "tuple[tuple[WhatIf, WhatIfOutcome], ...]"
+    most_sensitive: "tuple[WhatIf, WhatIfOutcome] | None" = None
     tried: tuple[str, ...] = ()
-    not_tried: tuple[WhatIf, ...] = ()
+    not_tried: "tuple[WhatIf, ...]" = ()
 
 
 def split_step(
@@ -177,7 +179,7 @@ def _compute_seconds(segment: Segment, timing: SegmentTiming) -> tuple[Seconds, 
     return matmuls, compute
 
 
-def find_remedies(loss: TimeLoss, report: WhatIfReport) -> LossRemedies:
+def find_remedies(loss: TimeLoss, report: "WhatIfReport") -> LossRemedies:
     """Simulated changes that reduce a loss and the step time, and fit in memory where the unchanged step does."""
     changes = [
         (_loss_change(loss.loss, outcome), case, outcome)
@@ -187,7 +189,7 @@ def find_remedies(loss: TimeLoss, report: WhatIfReport) -> LossRemedies:
     threshold = MIN_RELATIVE_CHANGE * loss.seconds
     helpful = [change for change in changes if change[0] <= -threshold and change[2].is_faster]
     helpful.sort(key=lambda change: change[0])
-    harmful = [change for change in changes if change[0] >= threshold and change[2].slowdown_ratio > MIN_IMPROVEMENT]
+    harmful = [change for change in changes if change[0] >= threshold and change[2].is_slower]
     most_sensitive = max(harmful, key=lambda change: change[0] / change[2].slowdown_seconds, default=None)
     addressing = [case for case in report.cases if loss.loss in case.addresses]
     return LossRemedies(
@@ -198,7 +200,7 @@ def find_remedies(loss: TimeLoss, report: WhatIfReport) -> LossRemedies:
     )
 
 
-def _loss_change(loss: StepLoss, outcome: WhatIfOutcome) -> Seconds:
+def _loss_change(loss: StepLoss, outcome: "WhatIfOutcome") -> Seconds:
     """Seconds by which the loss grows; for matmuls those of all matmuls, since another format moves the ideal, too."""
     ideal_change = outcome.ideal_change if loss is StepLoss.MATMULS else 0.0
     return outcome.loss_changes[loss] + ideal_change

@@ -62,6 +62,11 @@ class WhatIfOutcome:
         """Whether the same work takes less time, by more than a negligible share of it."""
         return self.slowdown_ratio < -MIN_IMPROVEMENT
 
+    @property
+    def is_slower(self) -> bool:
+        """Whether the same work takes more time, by more than a negligible share of it."""
+        return self.slowdown_ratio > MIN_IMPROVEMENT
+
     def to_json(self) -> dict[str, Any]:
         """The outcome as plain data: seconds, bytes, fractions."""
         return {

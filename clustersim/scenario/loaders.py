@@ -4,15 +4,14 @@ Names are looked up in the packaged data, paths relative to the scenario file fi
 directory second.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from clustersim.collectives.custom_algorithm import installed_algorithms
-from clustersim.collectives.custom_algorithm import load_custom_algorithm as imported_algorithm
 from clustersim.collectives.library import ALGORITHMS, Library
 from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
@@ -20,15 +19,11 @@ from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.plugins import module_file
 from clustersim.common.renamed_keys import reject_renamed_algorithm
-from clustersim.cost.calibration_record import CalibrationRecord
-from clustersim.cost.record_file import read_record
-from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.model.flops import encoder_image_flops, layer_token_flops
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
-from clustersim.model.hf_config import config_path
 from clustersim.model.layer_stack import layer_specs
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel
@@ -53,12 +48,12 @@ from clustersim.scenario.config.schedule import (
 )
 from clustersim.scenario.file_cache import ReadCache
 from clustersim.scenario.reliability import ReliabilityModel
-from clustersim.schedules.csv_format import parse_csv
-from clustersim.schedules.csv_schedule import CsvSchedule, csv_schedule
-from clustersim.schedules.custom_schedule import load_custom_schedule
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord
 
 _COPIED_LAYOUT_FIELDS: Final = tuple(
     layout_field.name for layout_field in fields(Layout) if layout_field.name not in ("mirrored", "is_encoder")
@@ -140,6 +135,8 @@ def read_algorithm(
     supported = library.algorithms_for(collective)
     if name in supported:
         return None
+    from clustersim.collectives.custom_algorithm import installed_algorithms, load_custom_algorithm
+
     reject_renamed_algorithm(name)
     if name in ALGORITHMS or (":" not in name and name not in installed_algorithms()):
         valid_names = (*supported, *installed_algorithms())
@@ -149,7 +146,7 @@ def read_algorithm(
         )
     if not supported or collective.is_token_routing:
         raise InputError(f"library {library.name} has no constants of {collective.value}, which {name} would take")
-    return read_cache.get_or_read(imported_algorithm, name, base_dir)
+    return read_cache.get_or_read(load_custom_algorithm, name, base_dir)
 
 
 def find_record_file(name: str, base_dir: Path) -> Path:
@@ -163,8 +160,10 @@ def find_record_file(name: str, base_dir: Path) -> Path:
 
 def read_cost_record(
     config: CostRecordConfig, base_dir: Path, cluster: Cluster, read_cache: ReadCache
-) -> CalibrationRecord:
+) -> "CalibrationRecord":
     """The calibration record for the cluster's accelerator; raises InputError for another one without a scale."""
+    from clustersim.cost.record_file import read_record
+
     record = read_cache.get_or_read(read_record, read_cache.get_or_read(find_record_file, config.file, base_dir))
     accelerators = [accelerator.name for accelerator in cluster.accelerator_kinds()[0]]
     measured_accelerator = record.device.accelerator
@@ -184,8 +183,10 @@ def read_cost_record(
     return record
 
 
-def _scale_record(record: CalibrationRecord, scale: RecordScaleConfig, accelerator: str) -> CalibrationRecord:
+def _scale_record(record: "CalibrationRecord", scale: RecordScaleConfig, accelerator: str) -> "CalibrationRecord":
     """A record scaled to another accelerator."""
+    from clustersim.cost.record_scaling import scale_record
+
     scaled_record = scale_record(record, compute=scale.compute, bandwidth=scale.bandwidth)
     return replace(scaled_record, device=replace(scaled_record.device, accelerator=accelerator))
 
@@ -194,9 +195,7 @@ def referenced_files(
     config: ScenarioConfig, cluster: Cluster, base_dir: Path, read_cache: ReadCache
 ) -> tuple[Path, ...]:
     """All files that the scenario reads, and those of its cluster."""
-    model = (
-        () if config.model.path is None else (config_path(data_files.resolve_relative(base_dir, config.model.path)),)
-    )
+    model = () if config.model.path is None else (_model_file(config.model.path, base_dir),)
     record = (
         ()
         if config.cost.record is None
@@ -224,6 +223,12 @@ def referenced_files(
         *token_counts,
         *cluster.files,
     )
+
+
+def _model_file(name: str, base_dir: Path) -> Path:
+    from clustersim.model.hf_config import config_path
+
+    return config_path(data_files.resolve_relative(base_dir, name))
 
 
 def _schedule_files(choice: ScheduleConfig, base_dir: Path) -> tuple[Path, ...]:
@@ -338,8 +343,10 @@ def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache)
         case CsvScheduleConfig():
             return read_cache.get_or_read(_read_csv_schedule, options, base_dir)
         case InlineScheduleConfig():
-            return csv_schedule(options.name, parse_csv("\n".join(options.rows), options.name), options.placement)
+            return _parse_rows(options.name, "\n".join(options.rows), options.placement)
         case CustomScheduleConfig():
+            from clustersim.schedules.custom_schedule import load_custom_schedule
+
             return read_cache.get_or_read(load_custom_schedule, options.class_path, options.arguments, base_dir)
         case InterleavedScheduleConfig(microbatch_group_size=int() as group_size):
             return Interleaved(options.chunks, group_size)
@@ -348,7 +355,7 @@ def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache)
     return build_schedule(name)
 
 
-def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule:
+def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> Schedule:
     """The schedule of a CSV file, resolved against base_dir."""
     path = data_files.resolve_relative(base_dir, config.file)
     csv_names = sorted(path.stem for path in base_dir.glob("*.csv"))
@@ -360,7 +367,15 @@ def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule
         raise InputError(
             f"{error}; {suggest_nearest(path.stem, csv_names)} (of the CSV files next to the scenario)"
         ) from error
-    return csv_schedule(config.file, parse_csv(text, config.file), config.placement)
+    return _parse_rows(config.file, text, config.placement)
+
+
+def _parse_rows(name: str, text: str, placement: Sequence[int] | None) -> Schedule:
+    """The schedule of rows of actions; placement: rank of each stage."""
+    from clustersim.schedules.csv_format import parse_csv
+    from clustersim.schedules.csv_schedule import csv_schedule
+
+    return csv_schedule(name, parse_csv(text, name), placement)
 
 
 def gpu_ids_to_ranges(gpu_ids: IntArray) -> list[int | str]:
@@ -369,12 +384,12 @@ def gpu_ids_to_ranges(gpu_ids: IntArray) -> list[int | str]:
     return [int(id_run[0]) if len(id_run) == 1 else f"{id_run[0]}-{id_run[-1]}" for id_run in id_runs]
 
 
-def inline_schedule(schedule: CsvSchedule) -> dict[str, Any]:
+def inline_schedule(schedule: Schedule, ranks: int) -> dict[str, Any]:
     """The `schedule` section that reproduces a schedule that was read from a CSV file or inline rows."""
     return {
         "orders": {
             "name": schedule.name,
-            "placement": list(schedule.stage_placement.stage_ranks),
+            "placement": list(schedule.placement(ranks).stage_ranks),
             "rows": list(schedule.csv_lines),
         },
     }

@@ -7,7 +7,7 @@ letters for mixers that it has not: such a layer is a mixer or an MLP, with a no
 own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -16,14 +16,6 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, layer_specs, stack_layers
 from clustersim.model.mixer import Mixer
-from clustersim.model.mixers.block_attention import BlockAttention
-from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
-from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
-from clustersim.model.mixers.lightning_attention import LightningAttention
-from clustersim.model.mixers.mamba1 import Mamba1
-from clustersim.model.mixers.mamba2 import Mamba2
-from clustersim.model.mixers.native_sparse_attention import NativeSparseAttention
-from clustersim.model.mixers.rwkv7 import Rwkv7
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.mixers import (
@@ -33,8 +25,6 @@ from clustersim.scenario.config.mixers import (
     Mamba1Config,
     MambaConfig,
     MixerKind,
-    MobaConfig,
-    NsaConfig,
     Rwkv7Config,
 )
 from clustersim.scenario.config.model import ModelConfig
@@ -106,37 +96,13 @@ def parse_pattern(pattern: str) -> HybridPattern:
     return HybridPattern(stack, tuple(mtp))
 
 
-def build_mixer(kind: MixerKind, config: ModelConfig) -> Mixer:
+def _linear_mixer_of(kind: MixerKind, config: ModelConfig) -> Mixer:
     """The linear mixer of a kind, with the sizes that the section gives; raise InputError where it gives none."""
-    section = getattr(config, kind.value)
-    match section:
-        case MambaConfig():
-            return Mamba2(
-                *(section.num_heads, section.head_dim, section.state_dim, section.num_groups, section.conv_kernel_dim)
-            )
-        case Mamba1Config():
-            return Mamba1(section.channels, section.state_dim, section.step_rank, section.conv_kernel_dim)
-        case GatedDeltaNetConfig():
-            _require_multiple(kind, "num_value_heads", section.num_value_heads, "num_key_heads", section.num_key_heads)
-            return GatedDeltaNet(
-                *(section.num_key_heads, section.num_value_heads, section.key_head_dim, section.value_head_dim),
-                conv_taps=section.conv_kernel_dim,
-            )
-        case KdaConfig():
-            rank = section.gate_rank or section.value_head_dim
-            sizes = (section.num_heads, section.key_head_dim, section.value_head_dim, rank)
-            return KimiDeltaAttention(*sizes, conv_taps=section.conv_kernel_dim)
-        case LightningConfig():
-            return LightningAttention(section.num_heads, section.head_dim)
-        case Rwkv7Config():
-            ranks = section.decay_low_rank_dim, section.gate_low_rank_dim, section.a_low_rank_dim
-            return Rwkv7(section.num_heads, section.head_dim, *ranks, section.v_low_rank_dim)
-    raise InputError(f"{kind.value}: is missing; write such as {_SECTIONS[kind].example}")
+    if (section := getattr(config, kind.value)) is None:
+        raise InputError(f"{kind.value}: is missing; write such as {_SECTIONS[kind].example}")
+    from clustersim.scenario.mixer_sections import build_mixer
 
-
-def _require_multiple(kind: MixerKind, key: str, size: int, divisor_key: str, divisor: int) -> None:
-    if size % divisor:
-        raise InputError(f"{kind.value}.{key}: {size} is not a multiple of {divisor_key} {divisor}")
+    return build_mixer(section)
 
 
 def with_mixers(model: TransformerModel, config: ModelConfig) -> TransformerModel:
@@ -156,8 +122,10 @@ def layer_with_mixer(spec: LayerSpec, kind: MixerKind | None, config: ModelConfi
     if kind in (None, MixerKind.ATTENTION):
         return spec
     if kind in (MixerKind.MOBA, MixerKind.NSA):
-        return replace(spec, mixer=_SELECTED_KEYS[kind](_plain_attention(spec.mixer, kind), config))
-    return replace(spec, mixer=None if kind is MixerKind.NONE else build_mixer(kind, config))
+        from clustersim.scenario.mixer_sections import with_selected_keys
+
+        return replace(spec, mixer=with_selected_keys(kind, _plain_attention(spec.mixer, kind), config))
+    return replace(spec, mixer=None if kind is MixerKind.NONE else _linear_mixer_of(kind, config))
 
 
 def _plain_attention(mixer: Mixer | None, kind: MixerKind) -> FullAttention:
@@ -170,33 +138,6 @@ def _plain_attention(mixer: Mixer | None, kind: MixerKind) -> FullAttention:
     if mixer.attention_sinks or mixer.attn_logit_softcapping:
         raise InputError(f"mixer: {name} has no attention_sinks and no attn_logit_softcapping; leave them out")
     return mixer
-
-
-def _with_blocks(attention: FullAttention, config: ModelConfig) -> Mixer:
-    """Attention to blocks of keys."""
-    if config.moba is None:
-        raise InputError(f"moba: is missing; write such as {MobaConfig.example}")
-    return BlockAttention(attention, config.moba.chunk_size, config.moba.topk)
-
-
-def _with_branches(attention: FullAttention, config: ModelConfig) -> Mixer:
-    """Attention to compressed keys, blocks of keys and a window."""
-    if (nsa := config.nsa) is None:
-        raise InputError(f"nsa: is missing; write such as {NsaConfig.example}")
-    if nsa.kernel_size % nsa.kernel_stride or nsa.block_size % nsa.kernel_stride:
-        raise InputError(
-            f"nsa.kernel_stride: {nsa.kernel_stride} does not divide kernel_size {nsa.kernel_size} and block_size "
-            f"{nsa.block_size}, so that blocks have no whole compressed keys"
-        )
-    return NativeSparseAttention(
-        attention, nsa.kernel_size, nsa.kernel_stride, nsa.block_size, nsa.topk, nsa.window_size
-    )
-
-
-_SELECTED_KEYS: Final[Mapping[MixerKind, Callable[[FullAttention, ModelConfig], Mixer]]] = {
-    MixerKind.MOBA: _with_blocks,
-    MixerKind.NSA: _with_branches,
-}
 
 
 def _replace_mixers(model: TransformerModel, kind: MixerKind, config: ModelConfig) -> TransformerModel:
@@ -212,7 +153,7 @@ def _linear_mixer(config: ModelConfig) -> Mixer:
             f"linear_attention_freq: {config.linear_attention_freq} needs the sizes of one linear mixer; "
             f"{'it has several' if kinds else 'give one'} of {sections}"
         )
-    return build_mixer(kinds[0], config)
+    return _linear_mixer_of(kinds[0], config)
 
 
 def _alternate(model: TransformerModel, mixer: Mixer, period: int) -> TransformerModel:
@@ -250,7 +191,7 @@ def _pattern_layer(template: LayerSpec, config: ModelConfig, letter: str) -> Lay
     if letter in MLP_LETTERS:
         return replace(template, mixer=None, mlp=_pattern_mlp(template, config, letter))
     kind = _MIXER_LETTERS[letter]
-    mixer = template.mixer if kind is MixerKind.ATTENTION else build_mixer(kind, config)
+    mixer = template.mixer if kind is MixerKind.ATTENTION else _linear_mixer_of(kind, config)
     needed = _ATTENTION_OF_LETTER.get(letter)
     if needed is not None and not isinstance(mixer, needed[0]):
         raise InputError(f"hybrid_layer_pattern: {letter} is {needed[1]}, or write * for the model's attention")

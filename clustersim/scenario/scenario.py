@@ -20,7 +20,6 @@ from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.validation_rules.cluster_warnings import cluster_warnings
 from clustersim.scenario.validation_rules.global_batch import global_batch_warnings
 from clustersim.scenario.validation_rules.warnings import find_warnings
-from clustersim.schedules.csv_schedule import CsvSchedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +162,8 @@ class Scenario(ResolvedScenario):
 def _inline_files(raw_mapping: Mapping[str, Any], resolved: ResolvedScenario) -> dict[str, Any]:
     """A copy of a scenario's mapping with the orders and token counts of its files written inline."""
     mapping = copy.deepcopy(dict(raw_mapping))
-    if isinstance(resolved.schedule, CsvSchedule):
-        mapping["schedule"] = inline_schedule(resolved.schedule)
+    if resolved.schedule.csv_lines:
+        mapping["schedule"] = inline_schedule(resolved.schedule, resolved.layout.pp)
     config, load = ScenarioConfig.model_validate(mapping), resolved.training.expert_load
     placement, load_config = config.cluster.placement, config.training.expert_load
     has_counts_file = load_config is not None and isinstance(load_config.tokens_per_expert, str)

@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from clustersim.collectives.nccl_overrides import NcclOverrides
-from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.power import PowerDraw, PowerOverrides
 from clustersim.hardware.prices import Price, PriceKind, PriceQuote, quote_from_list, quote_list_price
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord
 
 
 class Symmetry(Enum):
@@ -43,7 +46,7 @@ class CostSettings:
     network: Contention = Contention.SHARED
     nccl_overrides: NcclOverrides = field(default_factory=NcclOverrides)
     interference: float | None = None
-    record: CalibrationRecord | None = None
+    record: "CalibrationRecord | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,24 @@
 """Interface between lowering and schedules: stage placement, and the order of passes on every pipeline rank."""
 
-from typing import ClassVar, Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
+
+
+@dataclass(frozen=True, slots=True)
+class PassCosts:
+    """Costs of a microbatch's passes through a stage, in one unit of time.
+
+    pending_memory_ratio: memory kept between `I` and `W`, relative to that between `F` and `I`; may exceed 1.
+    """
+
+    forward: float = 1.0
+    input_gradient: float = 1.0
+    weight_gradient: float = 1.0
+    pending_memory_ratio: float = 1.0
 
 
 class ScheduleTraits:
@@ -13,7 +27,8 @@ class ScheduleTraits:
     has_whole_backwards: no backward is split into the gradients of input and weights; is_periodic: each microbatch
     repeats a pattern of alternating forwards and backwards; is_bidirectional: two pipelines share the ranks;
     overlaps_passes: made for forwards that overlap backwards; may_pair_passes: it can have such pairs, if only in a
-    pipeline of several chunks (needs_chunks_to_pair); ends_staggered: ranks start and end a step one by one.
+    pipeline of several chunks (needs_chunks_to_pair); takes_pass_costs: its order depends on how long passes take;
+    ends_staggered: ranks start and end a step one by one; csv_lines: the rows of one that is a list of actions.
     """
 
     __slots__ = ()
@@ -23,15 +38,25 @@ class ScheduleTraits:
     overlaps_passes: ClassVar[bool] = False
     may_pair_passes: ClassVar[bool] = False
     needs_chunks_to_pair: ClassVar[bool] = False
+    takes_pass_costs: ClassVar[bool] = False
 
     def round_size(self, ranks: int) -> int:  # noqa: ARG002 - the same for any number of ranks
         """Number of microbatches that go through one chunk, then through the next one; 1: there are no rounds."""
         return 1
 
+    def with_pass_costs(self, costs: PassCosts) -> Self:  # noqa: ARG002 - it takes none
+        """The schedule for passes of these costs."""
+        return self
+
     @property
     def ends_staggered(self) -> bool:
         """Whether ranks start and end a step one by one."""
         return False
+
+    @property
+    def csv_lines(self) -> tuple[str, ...]:
+        """The rows in torch's notation of a schedule that is a list of actions; empty: it follows a rule."""
+        return ()
 
 
 class Schedule(Protocol):
@@ -47,12 +72,20 @@ class Schedule(Protocol):
     overlaps_passes: ClassVar[bool]
     may_pair_passes: ClassVar[bool]
     needs_chunks_to_pair: ClassVar[bool]
+    takes_pass_costs: ClassVar[bool]
 
     @property
     def name(self) -> str:
         """Name in scenarios and on pages."""
 
     def round_size(self, ranks: int) -> int:
+        """See `ScheduleTraits`."""
+
+    def with_pass_costs(self, costs: PassCosts) -> Self:
+        """See `ScheduleTraits`."""
+
+    @property
+    def csv_lines(self) -> tuple[str, ...]:
         """See `ScheduleTraits`."""
 
     @property

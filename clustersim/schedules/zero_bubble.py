@@ -23,13 +23,13 @@ Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241)
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
-from clustersim.schedules.schedule import OneStagePerRank
+from clustersim.schedules.schedule import OneStagePerRank, PassCosts
 from clustersim.schedules.validation import dry_run
 
 _TIME_GRIDS: Final = (3, 5, 10)  # time steps per forward
@@ -37,25 +37,16 @@ _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GR
 _OUTPUT_DIRECTION: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # offset of the stage that receives a pass's output
 
 
-@dataclass(frozen=True, slots=True)
-class PassCosts:
-    """Costs of a microbatch's passes through a stage, in one unit of time.
-
-    pending_memory_ratio: memory kept between `I` and `W`, relative to that between `F` and `I`; may exceed 1.
-    """
-
-    forward: float = 1.0
-    input_gradient: float = 1.0
-    weight_gradient: float = 1.0
-    pending_memory_ratio: float = 1.0
+_EQUAL_COSTS: Final = PassCosts()
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble(OneStagePerRank):
     """memory: activations that a rank may hold, in units of p microbatches. Any number of microbatches is supported."""
 
+    takes_pass_costs: ClassVar[bool] = True
     memory: int
-    costs: PassCosts = PassCosts()
+    costs: PassCosts = _EQUAL_COSTS
 
     @property
     def name(self) -> str:
@@ -66,6 +57,10 @@ class ZeroBubble(OneStagePerRank):
     def ends_staggered(self) -> bool:
         """Whether ranks may hold more microbatches than those of 1F1B, and so end one after the other."""
         return self.memory > 1
+
+    def with_pass_costs(self, costs: PassCosts) -> "ZeroBubble":
+        """The schedule for passes of these costs."""
+        return replace(self, costs=costs)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""

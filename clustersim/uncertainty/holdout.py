@@ -20,11 +20,14 @@ those steps extend the validated domain: networks, strategies and larger jobs do
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clustersim.cost.calibration_record import CalibrationRecord, HoldoutStep, RecordOrigin
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.prediction_interval import LocalEvidence, UncertaintyModel
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord, HoldoutStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class HoldoutResult:
     """Real steps with their predictions, at least one. accelerator: on which they ran."""
 
     accelerator: str
-    steps: Sequence[HoldoutStep]
+    steps: "Sequence[HoldoutStep]"
 
     @property
     def max_error(self) -> float:
@@ -89,7 +92,7 @@ class HoldoutResult:
         return replace(model, domain=model.domain.with_steps(self.accelerator, categories))
 
 
-def holdout_result(record: CalibrationRecord | None) -> HoldoutResult | None:
+def holdout_result(record: "CalibrationRecord | None") -> HoldoutResult | None:
     """Holdout result of a record; None where it has no steps, or was not measured on the machine that it represents."""
     if record is None or not record.holdout_steps or record.origin is not RecordOrigin.MEASURED:
         return None

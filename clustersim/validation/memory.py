@@ -27,7 +27,7 @@ from clustersim.memory.footprint import SHARDED_CATEGORIES, MemoryCategory
 from clustersim.memory.ledger import MemoryLedger
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.layer_stack import BlockForm
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.transformer import PositionEncoding, TransformerModel, uniform_dimensions
 from clustersim.parallel.mesh import BASE_AXES, DATA, PIPELINE
 from clustersim.results.memory_check import memory_timelines
@@ -294,7 +294,7 @@ class _RunCatalog:
         steps_by_model = group_by(steps, lambda case: _normalize_name(case.text("model")))
         preset_models = {
             _normalize_name(name): _preset_cells(model_preset.model)
-            for name, model_preset in PRESETS.items()
+            for name, model_preset in code_presets().items()
             if _is_expressible(model_preset.model)
         }
         return cls(

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.natural_routing import NATURAL_VARIATIONS
@@ -197,7 +197,9 @@ def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None
 def _moe_presets() -> dict[str, TransformerModel]:
     """Packaged MoE models whose MoE layers are all equal."""
     return {
-        name: model_preset.model for name, model_preset in PRESETS.items() if len(model_preset.model.distinct_moes) == 1
+        name: model_preset.model
+        for name, model_preset in code_presets().items()
+        if len(model_preset.model.distinct_moes) == 1
     }
 
 

@@ -13,9 +13,9 @@ from clustersim.cost.calibration_record import (
     HoldoutStep,
     HostLaunchSample,
     InSituSample,
-    LaunchMode,
     TelemetrySample,
 )
+from clustersim.cost.record_kinds import LaunchMode
 
 IN_SITU_SAMPLES = (
     InSituSample("matmul fp32", 20, isolated=2e-3, in_situ=1.8e-3),

@@ -14,11 +14,10 @@ from clustersim.cost.calibration_record import (
     HostLaunchSample,
     InSituSample,
     InterferenceSample,
-    LaunchMode,
-    MeasurementOutcome,
     TelemetrySample,
     TimeStatistics,
 )
+from clustersim.cost.record_kinds import LaunchMode, MeasurementOutcome
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType

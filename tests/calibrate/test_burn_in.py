@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import DeviceTelemetry, MeasurementOutcome
+from clustersim.cost.calibration_record import DeviceTelemetry
+from clustersim.cost.record_kinds import MeasurementOutcome
 from tests.conftest import examples
 
 torch = pytest.importorskip("torch")

@@ -174,9 +174,9 @@ def test_unmeasured_kernels_are_listed_with_their_seconds() -> None:
         DeviceInfo,
         KernelSample,
         MeasurementConditions,
-        MeasurementOutcome,
         TimeStatistics,
     )
+    from clustersim.cost.record_kinds import MeasurementOutcome
     from clustersim.model.kernels import Kernel
 
     def make_sample(kernel: Kernel) -> KernelSample:

@@ -9,9 +9,10 @@ from calibrate.command import main
 from calibrate.derive import DIES, derive_record
 from calibrate.fit.record_fit import fit_record
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin, signature_of
+from clustersim.cost.calibration_record import CalibrationRecord, signature_of
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel

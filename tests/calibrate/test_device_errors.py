@@ -12,14 +12,9 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import (
-    CalibrationRecord,
-    DeviceInfo,
-    KernelSample,
-    MeasurementConditions,
-    MeasurementOutcome,
-)
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, KernelSample, MeasurementConditions
 from clustersim.cost.record_file import read_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.linear import matmul_kernel
 

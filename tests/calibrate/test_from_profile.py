@@ -13,8 +13,9 @@ from calibrate.command import main
 from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.build import build_simulation
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.interop.kineto import read_traces
 from clustersim.program.task import ComputeTask
 from clustersim.report.export.write_traces import write_kineto_files

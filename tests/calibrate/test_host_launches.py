@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, LaunchMode, MeasurementConditions
+from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, MeasurementConditions
+from clustersim.cost.record_kinds import LaunchMode
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, single_thread, small_scenario

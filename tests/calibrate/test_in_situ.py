@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from clustersim.build import distinct_kernels as all_kernels_of
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import InSituSample, KernelSample, MeasurementOutcome, family_of, signature_of
+from clustersim.cost.calibration_record import InSituSample, KernelSample, family_of, signature_of
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.attention_spec import LatentAttention

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import MeasurementOutcome, signature_of
+from clustersim.cost.calibration_record import signature_of
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import matmul_kernel

@@ -16,11 +16,11 @@ from clustersim.cost.calibration_record import (
     FitResidual,
     KernelSample,
     MeasurementConditions,
-    MeasurementOutcome,
     TimeStatistics,
     signature_of,
 )
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.linear import matmul_kernel
 from clustersim.program.task import CollectiveType

@@ -6,7 +6,7 @@ import pytest
 
 from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import MeasurementOutcome
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import GROUPED_MATMUL_KINDS, Kernel, KernelKind, MatmulLayout, MatmulShape
 from tests.calibrate.check_scenarios import LLAMA, small_scenario
 

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import MeasurementOutcome
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.interop.kineto import read_traces
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate

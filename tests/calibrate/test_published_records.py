@@ -12,9 +12,10 @@ from calibrate.fit.fit_quality import AcceleratorFits
 from calibrate.fit.published_fit import TARGETS
 from calibrate.fit.published_kernels import matmul_samples
 from calibrate.fit.published_records import build_records
-from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin, signature_of
+from clustersim.cost.calibration_record import CalibrationRecord, signature_of
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, record_text
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType

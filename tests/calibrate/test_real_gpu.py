@@ -9,7 +9,7 @@ import pytest
 from calibrate.command import main
 from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import LaunchMode, MeasurementOutcome
+from clustersim.cost.record_kinds import LaunchMode, MeasurementOutcome
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.scenario import Scenario
 

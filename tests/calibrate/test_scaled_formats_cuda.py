@@ -14,12 +14,12 @@ from clustersim.cost.calibration_record import (
     DeviceInfo,
     KernelSample,
     MeasurementConditions,
-    MeasurementOutcome,
     TimeStatistics,
     signature_of,
 )
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape

@@ -11,15 +11,9 @@ import pytest
 
 from calibrate.command import main
 from clustersim.build import _rank_devices, distinct_kernels
-from clustersim.cost.calibration_record import (
-    COPY,
-    CalibrationRecord,
-    LaunchMode,
-    MeasurementOutcome,
-    family_of,
-    signature_of,
-)
+from clustersim.cost.calibration_record import COPY, CalibrationRecord, family_of, signature_of
 from clustersim.cost.record_file import read_record
+from clustersim.cost.record_kinds import LaunchMode, MeasurementOutcome
 from clustersim.cost.timing import Provenance
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate

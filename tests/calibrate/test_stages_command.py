@@ -16,11 +16,11 @@ from clustersim.cost.calibration_record import (
     CopySample,
     InterferenceSample,
     KernelSample,
-    MeasurementOutcome,
     TimeStatistics,
     signature_of,
 )
 from clustersim.cost.record_file import read_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.model.kernels import Kernel
 from clustersim.scenario import Scenario
 

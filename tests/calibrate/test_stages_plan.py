@@ -17,10 +17,10 @@ from clustersim.cost.calibration_record import (
     InterferenceSample,
     KernelSample,
     MeasurementConditions,
-    MeasurementOutcome,
     TimeStatistics,
 )
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel, MatmulShape
 from clustersim.model.linear import matmul_kernel

@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from clustersim.common import data_files
-from clustersim.cost.calibration_record import RecordOrigin
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.hardware.cluster import load_cluster
 from clustersim.scenario import Scenario
 from clustersim.scenario.schema import scenario_schema

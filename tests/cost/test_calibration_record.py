@@ -12,13 +12,12 @@ from clustersim.cost.calibration_record import (
     CopySample,
     DeviceInfo,
     InterferenceSample,
-    MeasurementOutcome,
-    RecordOrigin,
     family_of,
     merge_records,
     signature_of,
 )
 from clustersim.cost.interference import KernelClass
+from clustersim.cost.record_kinds import MeasurementOutcome, RecordOrigin
 from clustersim.model.kernels import AttentionShape, MatmulLayout, MatmulShape
 from clustersim.program.task import CollectiveType
 from tests.cost.records import (

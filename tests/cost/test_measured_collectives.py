@@ -8,9 +8,10 @@ import pytest
 from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample
 from clustersim.cost.collective_cost import CollectiveCost
 from clustersim.cost.measured_collectives import RECORDED_ALGORITHM, MeasuredCollectives
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec, Port, SpineSpec

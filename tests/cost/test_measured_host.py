@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, HostLaunchSample, LaunchMode, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, HostLaunchSample
 from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
 from clustersim.cost.measured_host import host_model, host_states
 from clustersim.cost.measured_kernels import MeasuredKernels
+from clustersim.cost.record_kinds import LaunchMode, RecordOrigin
 from clustersim.model.framework import Framework
 from clustersim.model.framework_files import load_framework
 from clustersim.parallel.data_parallel_strategy import FullyShard, Zero1

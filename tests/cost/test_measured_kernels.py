@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, ProfileAnchor
 from clustersim.cost.measured_kernels import MeasuredKernels, fitted_model
+from clustersim.cost.record_kinds import MeasurementOutcome, RecordOrigin
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.model.kernels import AttentionShape, Kernel, MatmulLayout, MatmulShape, MemoryBoundOp
 from clustersim.model.training import AttentionBackend

@@ -21,8 +21,6 @@ from clustersim.cost.calibration_record import (
     InSituSample,
     InterferenceSample,
     KernelSample,
-    LaunchMode,
-    MeasurementOutcome,
     MemoryAnchor,
     ProfileAnchor,
     TelemetrySample,
@@ -30,6 +28,7 @@ from clustersim.cost.calibration_record import (
     UnmatchedCall,
 )
 from clustersim.cost.record_file import read_record, record_text, write_record
+from clustersim.cost.record_kinds import LaunchMode, MeasurementOutcome
 from clustersim.model.kernels import (
     AttentionShape,
     Kernel,

@@ -7,14 +7,9 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import (
-    CalibrationRecord,
-    CopySample,
-    DeviceInfo,
-    InterferenceSample,
-    RecordOrigin,
-)
+from clustersim.cost.calibration_record import CalibrationRecord, CopySample, DeviceInfo, InterferenceSample
 from clustersim.cost.measured_kernels import MeasuredKernels
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.record_scaling import scale_record
 from clustersim.model.kernels import MatmulShape
 from tests.cost.records import (

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.measured_kernels import MeasuredKernels
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.roofline import Roofline, power_limited_rate
 from clustersim.cost.sustained_rate import AttentionLibraries, SustainedKernels, job_rate
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance

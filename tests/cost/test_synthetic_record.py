@@ -8,9 +8,10 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.build import distinct_kernels
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import RecordOrigin, signature_of
+from clustersim.cost.calibration_record import signature_of
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.synthetic_record import record_from_function
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.accelerator import load_accelerator

@@ -17,12 +17,11 @@ from clustersim.cost.calibration_record import (
     InterferenceSample,
     KernelSample,
     MeasurementConditions,
-    MeasurementOutcome,
-    RecordOrigin,
     TimeStatistics,
 )
 from clustersim.cost.measured_kernels import MeasuredKernels
 from clustersim.cost.record_file import read_record, write_record
+from clustersim.cost.record_kinds import MeasurementOutcome, RecordOrigin
 from clustersim.cost.record_scaling import scale_record
 from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.model.kernels import (

@@ -30,8 +30,8 @@ from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
+from clustersim.schedules.schedule import PassCosts, Schedule
+from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.memory.rank_memory import BARE, rank_ledger, resident_bytes
 
 MODEL = load_preset("gpt3-175b")

@@ -11,7 +11,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_config import read_hf_config
 from clustersim.model.layer_stack import DenseMlp, ScoreFunction, layer_specs
-from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.transformer import TransformerModel, parameter_count
 
@@ -111,7 +111,7 @@ def _layer_kinds(model: TransformerModel) -> str:
 def test_a_released_config_equals_the_preset(tmp_path: Path, name: str, content: dict[str, Any]) -> None:
     model = _read(tmp_path, content, name)
     assert replace(model, mtp_layers=0) == load_preset(name), "a preset's further layers are told apart"
-    assert PRESETS[name].mtp_layers == model.mtp_layers == content.get("num_nextn_predict_layers", 0)
+    assert code_presets()[name].mtp_layers == model.mtp_layers == content.get("num_nextn_predict_layers", 0)
 
 
 @pytest.mark.parametrize(

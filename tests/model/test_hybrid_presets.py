@@ -14,7 +14,7 @@ from clustersim.model.layers import transformer_layer
 from clustersim.model.mixers.mamba1 import Mamba1
 from clustersim.model.operators import LayerShard
 from clustersim.model.preset_hybrid import HYBRID_PRESETS
-from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import active_parameter_count, layer_parameter_count, parameter_count
 
@@ -79,7 +79,7 @@ def test_channel_mixing_shifts_its_input(tmp_path: Path) -> None:
 
 def test_qwen3_next_has_its_released_weights_with_the_mtp_layer() -> None:
     """That is a layer with attention and experts, a projection of [2 hidden, hidden], and three norms."""
-    preset = PRESETS["qwen3-next-80b-a3b"]
+    preset = code_presets()["qwen3-next-80b-a3b"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     assert parameter_count(model) == 81_324_862_720
     attention_layer = layer_parameter_count(model, layer_specs(model.stack)[-1])

@@ -16,7 +16,7 @@ from clustersim.model.layers import LayerOperators, LayerShard, Operator, Parall
 from clustersim.model.mixer import AttentionFlopConvention, Mixer
 from clustersim.model.overheads import Accumulation, Overheads
 from clustersim.model.precision_recipe import MatmulFormats, mixed_precision
-from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import ALL_FUSED, NONE_FUSED, AttentionBackend, FusedKernel, Training
 from clustersim.model.transformer import (
@@ -70,7 +70,7 @@ def _moe_kind(mlp: MlpSpec) -> tuple[object, ...]:
     return ()
 
 
-TOKEN_PRESETS = [name for name in PRESETS if not (load_preset(name).patches or load_preset(name).encoder)]
+TOKEN_PRESETS = [name for name in code_presets() if not (load_preset(name).patches or load_preset(name).encoder)]
 """Those of images are in `test_image_presets`."""
 PRESETS_BY_KIND = list({_model_kind(load_preset(name)): name for name in TOKEN_PRESETS}.values())
 ATTENTION_BY_KIND = [

@@ -15,7 +15,7 @@ from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.layer_stack import DenseMlp, LayerGroup, MlpType, MoeMlp
 from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.operators import LayerOperators, LayerShard
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.training import Training
 from clustersim.model.transformer import (
     Norm,
@@ -151,7 +151,7 @@ def test_deepseek_v3_mtp_parameters_are_the_released_ones() -> None:
     embedding and logits matrix. Its README prints 685 B, 671 B and 14 B, and README_WEIGHTS.md 11.5 B of the
     layer's own, of which 2.4 B are active per token (with embedding and logits); these exclude the projection.
     """
-    preset = PRESETS["deepseek-v3"]
+    preset = code_presets()["deepseek-v3"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     tables, projection = 2 * model.vocab * model.hidden, 2 * model.hidden**2
     assert parameter_count(model) + tables == 680_571_043_840 + 3_918_786_560
@@ -166,7 +166,7 @@ def test_deepseek_v3_mtp_parameters_are_the_released_ones() -> None:
 
 def test_glm_mtp_layer_has_separate_embedding_and_logits() -> None:
     """zai-org/GLM-4.5: 358,337,791,296 elements, minus score corrections (160 a layer, 90 layers), no weights."""
-    preset = PRESETS["glm-4.5"]
+    preset = code_presets()["glm-4.5"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     assert parameter_count(model) + 2 * model.vocab * model.hidden == 358_337_791_296 - 90 * 160
 
@@ -176,10 +176,13 @@ def test_published_flops_include_mtp_layers() -> None:
 
     1,024 GPUs, 16,384 sequences of 4,096 tokens, 61.7561 s at 276.03 TFLOP/s each, attention by the causal mask.
     """
-    model = replace(PRESETS["deepseek-v3"].model, mtp_layers=1)
+    model = replace(code_presets()["deepseek-v3"].model, mtp_layers=1)
     printed = 276.03e12 * 1024 * 61.7561 / (16384 * 4096)
     assert token_flops(model, 4096, convention=AttentionFlopConvention.CAUSAL) == pytest.approx(printed, rel=0.003)
-    assert token_flops(PRESETS["deepseek-v3"].model, 4096, convention=AttentionFlopConvention.CAUSAL) < 0.97 * printed
+    assert (
+        token_flops(code_presets()["deepseek-v3"].model, 4096, convention=AttentionFlopConvention.CAUSAL)
+        < 0.97 * printed
+    )
 
 
 def test_mtp_parameters_are_one_layers_parameters() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from clustersim.common.errors import InputError
-from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.transformer import parameter_count
 
 
@@ -10,9 +10,9 @@ def test_an_unknown_name_is_rejected_with_the_nearest() -> None:
         load_preset("lama3-8b")
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", code_presets())
 def test_every_preset_has_a_source_and_its_own_name(name: str) -> None:
-    assert PRESETS[name].source
+    assert code_presets()[name].source
     assert load_preset(name).name == name
     assert all(
         distinct_attention.heads % distinct_attention.kv_heads == 0

@@ -14,16 +14,12 @@ from clustersim.common.units import format_seconds
 from clustersim.report.comparison_page import comparison_page
 from clustersim.report.draw.timeline_figure import timeline_caption
 from clustersim.report.labels import describe_degradations, describe_gpus
-from clustersim.report.panels.stragglers import (
-    SHARED_DELAY_NOTE,
-    describe_no_stragglers,
-    has_straggler_content,
-    waiting_figure,
-)
+from clustersim.report.panels.stragglers import SHARED_DELAY_NOTE, waiting_figure
 from clustersim.report.result_timeline import build_timeline
 from clustersim.report.row_selection import select_ranks
 from clustersim.report.run_page import run_page
 from clustersim.report.step_breakdown import step_breakdown
+from clustersim.report.straggler_labels import describe_no_stragglers, has_straggler_content
 from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
 from clustersim.report.timeline_arrays import build_drawing
 from clustersim.report.timeline_data import PipelineTimeline

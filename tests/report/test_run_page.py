@@ -24,6 +24,7 @@ from clustersim.report.run_page import notebook_html, run_page
 from clustersim.report.step_breakdown import StepBreakdown
 from clustersim.report.timeline_data import PipelineTimeline, TimelineSpans
 from clustersim.report.timeline_data import TimelinePath as CriticalPath
+from clustersim.results.oom_suggestions import MemorySuggestion
 from clustersim.results.time_categories import TIME_CATEGORIES
 from tests.report.page_reader import figures_by_name
 from tests.small_pipeline import override_result, pipeline_scenario, render_terminal, simulate_pipeline
@@ -60,7 +61,7 @@ def test_names_are_escaped(make_timeline: Make) -> None:
             override_result(
                 hostile,
                 interval_description=HTML_INJECTION,
-                oom_suggestions=(HTML_INJECTION,),
+                oom_suggestions=(MemorySuggestion((), HTML_INJECTION),),
                 model_limitations=(HTML_INJECTION,),
             )
         )
@@ -138,7 +139,8 @@ def test_notebook_fragment_is_one_iframe() -> None:
 
 
 def test_suggestions_are_separate_from_warnings() -> None:
-    result = override_result(simulate_pipeline("training.global_batch=10"), oom_suggestions=("tp 8 would fit",))
+    suggestion = MemorySuggestion((), "tp 8 would fit")
+    result = override_result(simulate_pipeline("training.global_batch=10"), oom_suggestions=(suggestion,))
     warnings = result.scenario.warnings
     text = without_plotly(run_page(result))
     assert "<h3>What would make it fit surely</h3><ul><li>tp 8 would fit</li></ul>" in text

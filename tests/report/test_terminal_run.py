@@ -11,6 +11,7 @@ from clustersim.report.panels.verdict import verdict_panel
 from clustersim.report.step_breakdown import StepBreakdown
 from clustersim.report.terminal.run import breakdown_table
 from clustersim.report.terminal.what_helps import what_helps_lines
+from clustersim.results.oom_suggestions import MemorySuggestion
 from clustersim.results.time_categories import TIME_CATEGORIES
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario.changes.step_losses import StepLoss
@@ -75,12 +76,12 @@ def test_rounding_errors_have_no_line() -> None:
 
 
 def test_suggestions_and_prediction_interval_lines() -> None:
-    text = render_terminal(
-        override_result(
-            simulate_pipeline(), oom_suggestions=("tp 8 would fit",), interval_description="as fast as others"
-        )
+    suggestion = MemorySuggestion(("layout.tp=8",), "would fit")
+    result = override_result(
+        simulate_pipeline(), oom_suggestions=(suggestion,), interval_description="as fast as others"
     )
-    assert "suggestion: tp 8 would fit" in text
+    text = render_terminal(result)
+    assert "suggestion: --set layout.tp=8 would fit" in text
     assert "as fast as others" in text.splitlines()
 
 

@@ -63,15 +63,6 @@ CASES = {
 }
 
 
-def overrides(suggestion: str) -> list[str]:
-    """`--set a=1 --set b=2 would fit (...)` as overrides."""
-    changes, sign, _ = suggestion.partition(" would fit (")
-    assert sign, suggestion
-    arguments = shlex.split(changes)
-    assert arguments[::2] == ["--set"] * len(arguments[1::2])
-    return arguments[1::2]
-
-
 @cache
 def check_case(name: str) -> MemoryCheckReport:
     """The report of a case, which several tests read."""
@@ -84,16 +75,19 @@ def test_each_suggestion_is_legal_and_has_the_stated_peak(name: str) -> None:
     assert not report.fits
     assert 1 <= len(report.suggestions) <= 4
     for suggestion in report.suggestions:
-        changed = oom_scenario.with_overrides(*overrides(suggestion))
+        changed = oom_scenario.with_overrides(*suggestion.overrides)
         assert check(changed).fits
-        assert f"({format_bytes(peak_memory(changed))} of " in suggestion
+        assert peak_memory(changed) == suggestion.peak
+        words = shlex.split(suggestion.description.partition(" would fit (")[0])
+        assert words[1::2] == list(suggestion.overrides)
+        assert f"({format_bytes(suggestion.peak)} of " in suggestion.description
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
     oom_scenario = CASES[name]
     for suggestion in check_case(name).suggestions:
-        changed = oom_scenario.with_overrides(*overrides(suggestion))
+        changed = oom_scenario.with_overrides(*suggestion.overrides)
         assert changed.layout.world_size == oom_scenario.layout.world_size
         assert changed.training.global_batch == oom_scenario.training.global_batch
 
@@ -101,7 +95,7 @@ def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_two_changes_are_suggested_only_if_no_single_one_leaves_the_headroom(name: str) -> None:
     """Neither change of a pair leaves it if applied alone; together they do, and so does every single change."""
-    suggestions = [overrides(suggestion) for suggestion in check_case(name).suggestions]
+    suggestions = [suggestion.overrides for suggestion in check_case(name).suggestions]
     assert any(map(is_pair, suggestions)) == (name == "two changes")
     for suggestion in suggestions:
         assert leaves_headroom(CASES[name].with_overrides(*suggestion))
@@ -111,7 +105,7 @@ def test_two_changes_are_suggested_only_if_no_single_one_leaves_the_headroom(nam
             assert not leaves_headroom(CASES[name].with_overrides(*second))
 
 
-def is_pair(suggestion: list[str]) -> bool:
+def is_pair(suggestion: tuple[str, ...]) -> bool:
     """Whether all layers are recomputed in addition to another change."""
     first, *others = suggestion
     return first == "training.recompute=full" and any(not other.startswith("training.recompute") for other in others)
@@ -145,7 +139,7 @@ def test_what_nearly_fits_is_told_what_fits_surely() -> None:
     assert not fits_surely(report.fit_probability)
     assert report.suggestions
     for suggestion in report.suggestions:
-        changed = check(NEARLY_FITS.with_overrides(*overrides(suggestion)))
+        changed = check(NEARLY_FITS.with_overrides(*suggestion.overrides))
         assert fits_surely(changed.fit_probability)
     assert simulate(NEARLY_FITS.with_overrides("training.global_batch=8")).oom_suggestions == report.suggestions
 
@@ -158,7 +152,7 @@ def test_a_long_sequence_is_told_context_parallelism() -> None:
     )  # fmt: skip
     report = check(long)
     assert not report.fits
-    assert any("layout.cp=" in suggestion for suggestion in report.suggestions)
+    assert any(suggestion.overrides[0].startswith("layout.cp=") for suggestion in report.suggestions)
 
 
 @pytest.mark.parametrize("framework", data_files.list_names("frameworks"))
@@ -177,10 +171,10 @@ def test_suggestions_are_what_the_framework_runs(framework: str) -> None:
     for suggestion in check(too_large).suggestions:
         if suggestion == NOTHING_FITS:
             continue
-        changed = too_large.with_overrides(*overrides(suggestion))
+        changed = too_large.with_overrides(*suggestion.overrides)
         degrees = changed.layout.all_degrees
         assert {name for name in ("tp", "cp", "pp", "ep") if degrees[name] > 1} <= set(supported.axes)
-        strategies = [override.partition("=")[2] for override in overrides(suggestion) if "layout.data" in override]
+        strategies = [override.partition("=")[2] for override in suggestion.overrides if "layout.data" in override]
         assert set(strategies) <= set(supported.strategies(is_pipelined=changed.layout.is_pipelined))
 
 

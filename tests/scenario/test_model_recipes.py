@@ -9,7 +9,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import GraphCapture
 from clustersim.model.framework_files import load_framework
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, FusedKernel, NoRecompute, SelectiveRecompute
 from clustersim.program.task import TokenDispatcher
@@ -224,7 +224,7 @@ def test_the_table_names_what_exists(framework: str) -> None:
     recipes, seen = table(framework), set[tuple[Any, ...]]()
     for version, recipe in product(recipes.versions, {recipe.recipe for recipe in recipes.recipes}):
         load_framework(framework, version, recipe)
-    assert set(recipes.models) <= set(PRESETS)
+    assert set(recipes.models) <= set(code_presets())
     for recipe in recipes.recipes:
         assert recipe.model in recipes.models
         assert set(recipe.accelerators) <= set(data_files.list_names("accelerators"))

@@ -12,7 +12,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpType, MoeMlp, Router, ScoreFunction, layer_specs
 from clustersim.model.layers import LayerShard, ParallelRegion, transformer_layer
 from clustersim.model.moe_expert_load import MeasuredExpertLoad
-from clustersim.model.presets import PRESETS, load_preset
+from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameter_count
 from clustersim.scenario.validation_rules.warnings import find_warnings
@@ -90,7 +90,7 @@ def test_omitted_expert_keys_come_from_the_preset() -> None:
     assert added_parameters == 32 * 4 * (3 * 4096 * 14336 + 4096)
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.model.distinct_moes])
+@pytest.mark.parametrize("name", [name for name, preset in code_presets().items() if preset.model.distinct_moes])
 def test_scenario_round_trip(name: str) -> None:
     """By preset name, and with every MoE layer changed."""
     plain = Scenario.from_mapping(BASE_MAPPING | {"layout": {}}, overrides=[f"model={name}"])

@@ -8,7 +8,7 @@ import pytest
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.common.synonyms import KEY_SYNONYMS, NAME_SYNONYMS, VALUE_SYNONYMS, similar_preset
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.training import AttentionBackend
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.data_parallel import DataParallelConfig
@@ -149,9 +149,9 @@ def test_a_repository_as_the_path_of_the_model(refusal: Callable[..., str]) -> N
 
 
 def test_a_preset_is_suggested_only_at_its_size() -> None:
-    assert similar_preset("Qwen/Qwen3-30B-A3B", PRESETS) == "qwen3-30b-a3b"
-    assert similar_preset("deepseek-ai/DeepSeek-V3", PRESETS) == "deepseek-v3"
-    assert similar_preset("Qwen/Qwen2.5-14B", PRESETS) is None
+    assert similar_preset("Qwen/Qwen3-30B-A3B", code_presets()) == "qwen3-30b-a3b"
+    assert similar_preset("deepseek-ai/DeepSeek-V3", code_presets()) == "deepseek-v3"
+    assert similar_preset("Qwen/Qwen2.5-14B", code_presets()) is None
 
 
 def test_a_key_of_no_tool_gets_the_nearest_few(refusal: Callable[..., str]) -> None:

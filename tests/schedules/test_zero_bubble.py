@@ -12,9 +12,9 @@ from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import looped_placement
 from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.schedule import PassCosts, Schedule
 from clustersim.schedules.validation import dry_run, validate_order
-from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
+from clustersim.schedules.zero_bubble import ZeroBubble
 from tests.schedules.pipeline_orders import parse_order, peak_in_flight_microbatches
 
 F, I, W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters

@@ -19,10 +19,10 @@ from clustersim.cost.calibration_record import (
     HoldoutStep,
     KernelSample,
     MeasurementConditions,
-    RecordOrigin,
     TimeStatistics,
 )
 from clustersim.cost.record_file import record_text, write_record
+from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.model.kernels import Kernel

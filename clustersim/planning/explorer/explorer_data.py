@@ -26,7 +26,7 @@ from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.mixer import ContextRule
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
-from clustersim.model.presets import PRESETS
+from clustersim.model.presets import code_presets
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
 from clustersim.parallel.mesh import PIPELINE, TENSOR
@@ -141,7 +141,7 @@ def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
     yield model
     if model.distinct_moes or has_own_layers(model):  # other models have other legal degrees and columns
         return
-    yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
+    yield from (code_presets()[name].model for name in MODELS if code_presets()[name].model != scenario.model)
 
 
 def _simplified_model(scenario: Scenario) -> TransformerModel:

@@ -3,18 +3,16 @@
 One point for each step, and the line of their mean.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.units import Seconds, format_step_time
+from clustersim.common.units import format_step_time
 from clustersim.report.draw.charts import annotation, reference_line, xy_figure
 from clustersim.report.figure import Figure, axis_layout, encode_floats, time_scale
 from clustersim.report.html_document import Panel, figure_panel
+from clustersim.report.result_labels import format_percentiles
 from clustersim.results.simulation_result import SimulationResult
 
-_PERCENTILE_LABELS: Mapping[str, str] = {"p50": "median"}
 _MAX_MARKERS = 100
 _MAX_TICKS = 12
 _MAX_BINS = 500
@@ -35,17 +33,6 @@ def drawn_steps_panel(result: SimulationResult) -> Panel:
     spread = format_percentiles(result.drawn_step_time_percentiles)
     lead = f"{len(times):,} steps whose documents were drawn one after the other; the page shows the first. {spread}."
     return figure_panel("Steps with other documents", steps_figure(times, "drawn-steps", "draw"), lead=lead)
-
-
-def format_percentiles(percentiles: Mapping[str, Seconds]) -> str:
-    """Percentiles of the step time in one line.
-
-    >>> format_percentiles({"min": 1.0, "p50": 1.5, "max": 2.0})
-    'min 1.000 s · median 1.500 s · max 2.000 s'
-    """
-    return " · ".join(
-        f"{_PERCENTILE_LABELS.get(name, name)} {format_step_time(seconds)}" for name, seconds in percentiles.items()
-    )
 
 
 def sample_steps(times: FloatArray) -> IntArray:

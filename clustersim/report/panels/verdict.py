@@ -5,16 +5,15 @@ each other the largest losses with the changes that reduce them, and the confide
 the conventions that they follow, are below.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from clustersim.common.units import format_number
-from clustersim.cost.timing import Provenance
 from clustersim.report import economics_labels, labels
 from clustersim.report.html_document import Panel, render_panel
 from clustersim.report.legend_markup import colour_swatch
-from clustersim.report.panels.step_times import format_percentiles
 from clustersim.report.placement_labels import describe_placement
+from clustersim.report.result_labels import format_percentiles, nonzero_provenance
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.economics import Economics
 from clustersim.results.nearest_run import NearestRun
@@ -59,11 +58,6 @@ def verdict_panel(
 def confidence_panel(result: SimulationResult) -> Panel:
     """Panel of the provenance of durations, and of the simulation's extent."""
     return render_panel("foot.html", result=result, provenance=nonzero_provenance(result), wording=labels)
-
-
-def nonzero_provenance(result: SimulationResult) -> Mapping[Provenance, float]:
-    """Share of busy time by provenance of its durations, nonzero shares only."""
-    return {Provenance(source): share for source, share in result.provenance_shares.items() if share > 0}
 
 
 def largest_losses(

@@ -31,18 +31,17 @@ from clustersim.report.labels import (
     peak_reference_suffix,
     stage_name,
 )
-from clustersim.report.panels.step_times import format_percentiles
-from clustersim.report.panels.stragglers import (
+from clustersim.report.placement_labels import describe_placement
+from clustersim.report.result_labels import format_percentiles, nonzero_provenance
+from clustersim.report.row_selection import select_ranks
+from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
+from clustersim.report.straggler_labels import (
     describe_no_stragglers,
     describe_slowness,
     describe_straggler,
     has_straggler_content,
     wait_row_labels,
 )
-from clustersim.report.panels.verdict import nonzero_provenance
-from clustersim.report.placement_labels import describe_placement
-from clustersim.report.row_selection import select_ranks
-from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text, warning_lines
 from clustersim.report.terminal.what_helps import what_helps_lines
 from clustersim.report.theme import TIME_CATEGORY_STYLES
@@ -130,7 +129,7 @@ def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
 
 def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
     yield from warning_lines(result.scenario.warnings)
-    yield from (plain_text(f"suggestion: {suggestion}", "cyan") for suggestion in result.oom_suggestions)
+    yield from (plain_text(f"suggestion: {suggestion.description}", "cyan") for suggestion in result.oom_suggestions)
     yield plain_text(result.interval_description)
     if limitation_count := len(result.model_limitations):
         effects = "1 effect is" if limitation_count == 1 else f"{limitation_count} effects are"

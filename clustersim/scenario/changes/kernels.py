@@ -7,12 +7,15 @@ same factor.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, TimeStatistics
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import AttentionEfficiency, AttentionLibrary, KernelEfficiency
 from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.scenario.scenario import Scenario
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, TimeStatistics
 
 
 def effective_efficiency(scenario: Scenario) -> KernelEfficiency:
@@ -79,13 +82,13 @@ class _KernelChange:
     """A change of kernel speed. scale_constants: of a kernel model; sample_slowdown: factor of a measured time."""
 
     scale_constants: Callable[[KernelEfficiency], KernelEfficiency]
-    sample_slowdown: Callable[[KernelSample], float]
+    sample_slowdown: "Callable[[KernelSample], float]"
 
     def apply_to_accelerator(self, accelerator: Accelerator) -> Accelerator:
         """The accelerator with scaled constants."""
         return replace(accelerator, efficiency=self.scale_constants(accelerator.efficiency))
 
-    def apply_to_record(self, record: CalibrationRecord) -> CalibrationRecord:
+    def apply_to_record(self, record: "CalibrationRecord") -> "CalibrationRecord":
         """The record with scaled samples and fit."""
         fit = record.kernel_fit
         return replace(
@@ -108,13 +111,13 @@ def _with_kernel_change(scenario: Scenario, change: _KernelChange) -> Scenario:
     return replace(scenario, cluster=changed_cluster, cost=cost)
 
 
-def _scale_sample(sample: KernelSample, slowdown: float) -> KernelSample:
+def _scale_sample(sample: "KernelSample", slowdown: float) -> "KernelSample":
     return (
         sample if sample.time is None or slowdown == 1.0 else replace(sample, time=_scale_spread(sample.time, slowdown))
     )
 
 
-def _scale_spread(time: TimeStatistics, slowdown: float) -> TimeStatistics:
+def _scale_spread(time: "TimeStatistics", slowdown: float) -> "TimeStatistics":
     return replace(time, seconds=time.seconds * slowdown, p5=time.p5 * slowdown, p95=time.p95 * slowdown)
 
 

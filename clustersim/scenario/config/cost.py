@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common.errors import format_value, suggest_nearest
-from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.nccl import NcclConfig
 from clustersim.scenario.config_reader import (
@@ -21,6 +20,9 @@ from clustersim.scenario.config_reader import (
     value_parser,
 )
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry
+
+if TYPE_CHECKING:
+    from clustersim.cost.calibration_record import CalibrationRecord
 
 MAX_INTERFERENCE = 10.0
 MAX_SCALE = 1_000.0
@@ -128,7 +130,7 @@ class CostConfig(ConfigModel):
         yield from (("candidates", kind, name) for kind, names in self.candidates.items() for name in names)
 
     def cost_settings(
-        self, record: CalibrationRecord | None, user_algorithms: Mapping[str, CollectiveAlgorithm]
+        self, record: "CalibrationRecord | None", user_algorithms: Mapping[str, CollectiveAlgorithm]
     ) -> CostSettings:
         """The cost settings as the simulator represents them, with the loaded record and user algorithms."""
         overrides = self.nccl.nccl_overrides()

@@ -13,7 +13,6 @@ from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.remedies import Problem, Remedy, SizeProblem
-from clustersim.schedules.zero_bubble import ZeroBubble
 
 
 def check_images(scenario: ResolvedScenario) -> Iterator[str]:
@@ -47,7 +46,7 @@ def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
         f"training.attention: {training.attention.value}, whose kernels are of one length, with sizes that differ": (
             len(encoder.image_tokens) > 1 and training.attention is AttentionBackend.STANDARD
         ),
-        f"schedule: {scenario.schedule.name}, which splits backward,": isinstance(scenario.schedule, ZeroBubble)
+        f"schedule: {scenario.schedule.name}, which splits backward,": scenario.schedule.takes_pass_costs
         and model.gradients.has_frozen,
     }
     yield from _conflicts(model, conflicts)

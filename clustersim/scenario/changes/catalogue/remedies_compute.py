@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import LaunchMode
+from clustersim.cost.record_kinds import LaunchMode
 from clustersim.model.framework import GraphCapture, MeasuredHostUse
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import AttentionBackend, NoRecompute

@@ -24,7 +24,6 @@ from clustersim.scenario.changes.scenario_change import (
 from clustersim.scenario.changes.step_losses import StepLoss
 from clustersim.scenario.scenario import Scenario
 from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.registry import SCHEDULE_NAMES
 
 _MAX_CHUNKS: Final = 16
@@ -99,7 +98,9 @@ def _describe_counts(counts: Sequence[int]) -> str:
 
 def _can_interleave(scenario: Scenario) -> bool:
     is_supported = Interleaved.name in scenario.framework.supported_layouts.schedules
-    return scenario.layout.is_pipelined and is_supported and isinstance(scenario.schedule, OneFOneB | Interleaved)
+    schedule = scenario.schedule
+    is_1f1b = schedule.has_whole_backwards and schedule.is_periodic
+    return scenario.layout.is_pipelined and is_supported and is_1f1b
 
 
 def _more_chunks(baseline: Baseline) -> Iterator[Alternative]:
