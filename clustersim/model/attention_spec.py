@@ -41,6 +41,7 @@ class SoftmaxAttention(Mixer):
 
     __slots__ = ()
     context_rule: ClassVar[ContextRule] = ContextRule.KV_RING
+    is_attention: ClassVar[bool] = True
 
     if TYPE_CHECKING:  # at run time a dataclass would take an inherited property for a field's default
 

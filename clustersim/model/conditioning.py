@@ -11,8 +11,6 @@ section 4; FLUX.1), in some layers with weights of their own.
 from dataclasses import dataclass
 from itertools import pairwise
 
-VECTORS_PER_BRANCH = 3  # shift, scale, gate
-
 
 @dataclass(frozen=True, slots=True)
 class Modulation:

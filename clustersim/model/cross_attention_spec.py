@@ -19,6 +19,7 @@ class CrossAttention(Mixer):
 
     label: ClassVar[str] = "cross-attention"
     context_rule: ClassVar[ContextRule] = ContextRule.ALL_KEYS
+    is_attention: ClassVar[bool] = True
 
     heads: int
     head_dim: int

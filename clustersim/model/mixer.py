@@ -67,6 +67,10 @@ class Mixer(ABC):
     """whether what it saves depends on how many keys are selected: not proportional to tokens, or pairs of them"""
     reads_first_layer: ClassVar[bool] = False
     """whether it reads what the embedding or the first layer made, besides the residual stream"""
+    is_attention: ClassVar[bool] = False
+    """whether it is attention, by softmax, within the sequence or to another one, alone"""
+    has_indexer: ClassVar[bool] = False
+    """whether an indexer, which learns by itself, selects the keys that it attends to"""
 
     @abstractmethod
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:

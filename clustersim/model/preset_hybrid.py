@@ -13,7 +13,6 @@ _PATTERN_47B: Final = (
 _PATTERN_56B: Final = "M-M-M-M" + 10 * "*-M-M-M-M-M" + "-"
 _PATTERN_9B: Final = "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"
 _PATTERN_12B: Final = "M-M-M-M" + 6 * "*-M-M-M-M" + "-"
-_PATTERN_NANO3: Final = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 
 
 def _nemotron(name: str, source: str, pattern: str, sizes: tuple[int, ...], **mamba: int) -> ModelPreset:

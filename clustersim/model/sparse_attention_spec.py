@@ -35,6 +35,7 @@ class DeepseekSparseAttention(SelectedKeysAttention):
     """
 
     label: ClassVar[str] = "sparse attention"
+    has_indexer: ClassVar[bool] = True
 
     latent: LatentAttention
     index_heads: int = 64

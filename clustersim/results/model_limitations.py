@@ -4,9 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.attention_spec import SoftmaxAttention
-from clustersim.model.cross_attention_spec import CrossAttention
-from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.results.selected_algorithms import SelectedAlgorithm
 from clustersim.scenario import Contention, Scenario
 
@@ -71,13 +68,12 @@ def _reads_images(scenario: Scenario) -> bool:
 
 def _has_scans(scenario: Scenario) -> bool:
     """Whether some layer has another mixer than attention, within its sequence or across."""
-    without_scans = (SoftmaxAttention, CrossAttention)
-    return any(not isinstance(mixer, without_scans) for mixer in scenario.model.distinct_mixers)
+    return any(not mixer.is_attention for mixer in scenario.model.distinct_mixers)
 
 
 def _has_sparse_attention(scenario: Scenario) -> bool:
     """Whether some layer attends to selected keys."""
-    return any(isinstance(mixer, DeepseekSparseAttention) for mixer in scenario.model.distinct_mixers)
+    return any(mixer.has_indexer for mixer in scenario.model.distinct_mixers)
 
 
 def _accelerator_notes(scenario: Scenario) -> Iterator[str]:

@@ -62,7 +62,7 @@ def with_sparse_attention(model: TransformerModel, config: ModelConfig) -> Trans
     if dsa is None:
         return model
     sparse = map_layers(model, lambda spec: replace(spec, mixer=_apply_sparse(spec.mixer, dsa)))
-    if not any(isinstance(mixer, DeepseekSparseAttention) for mixer in sparse.distinct_mixers):
+    if not any(mixer.has_indexer for mixer in sparse.distinct_mixers):
         raise InputError(f"dsa needs latent attention, which no layer of {model.name} has; give mla, or leave dsa out")
     return sparse
 

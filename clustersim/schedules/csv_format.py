@@ -21,7 +21,6 @@ _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _TORCH_2_5: Final = re.compile(r"\d{1,9}BW\d{1,9}")
 _ALPHABET: Final = "0-9A-Z_(); "
 _COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
-_BOM: Final = "\ufeff"  # byte order mark that spreadsheets write
 _OVERLAPPED_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
 
 

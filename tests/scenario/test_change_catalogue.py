@@ -77,13 +77,13 @@ def test_an_option_is_switched_to_the_state_that_it_is_not_in(scenario: Scenario
     }
     off, on = by_use.values()
     for name in ("data_parallel_overlap", "tp_comm_overlap", "overlap_p2p_comm", "fused_kernels", "flash_attention"):
-        applicable = [change for change in (off[name], on[name]) if change.first_alternative(scenario)]
+        applicable = [change for change in (off[name], on[name]) if next(change.alternatives(scenario), None)]
         assert len(applicable) == 1
-        changed = applicable[0].first_alternative(scenario)
+        changed = next(applicable[0].alternatives(scenario), None)
         assert changed is not None
-        assert applicable[0].first_alternative(changed.scenario) is None
+        assert next(applicable[0].alternatives(changed.scenario), None) is None
         (other,) = {off[name], on[name]} - {*applicable}
-        restored = other.first_alternative(changed.scenario)
+        restored = next(other.alternatives(changed.scenario), None)
         assert restored is not None
         assert restored.scenario == scenario
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from clustersim.common.arrays import FloatArray
+from clustersim.common.cached_method import cached_by
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost, SegmentTiming
 from clustersim.engine.scalar.segment_action import ProgressCurves, progress_curves
@@ -17,7 +18,6 @@ class SegmentCurves:
         self._program, self._cost, self._jitter = program, cost, jitter
         self._curve_cache: dict[int, tuple[SegmentTiming, ProgressCurves]] = {}
         self._kernel_curve_cache: dict[tuple[int, int], tuple[SegmentTiming, ProgressCurves]] = {}
-        self._factor_cache: dict[int, FloatArray] = {}
 
     def segment_curves(self, rank: int, task_id: int, segment: Segment) -> ProgressCurves:
         """Curves of the segment of task `task_id` of a rank."""
@@ -52,11 +52,10 @@ class SegmentCurves:
         first = self._rank_program(rank).operation_offsets[task_id]
         return timing.kernel_seconds * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
 
+    @cached_by(lambda _self, _jitter, rank: rank)
     def _rank_factors(self, jitter: Jitter, rank: int) -> FloatArray:
         """Jitter factors of all segment operations of a rank, in execution order."""
-        if rank not in self._factor_cache:
-            self._factor_cache[rank] = jitter.rank_factors(rank, self._rank_program(rank).operation_offsets[-1])
-        return self._factor_cache[rank]
+        return jitter.rank_factors(rank, self._rank_program(rank).operation_offsets[-1])
 
     def _rank_program(self, rank: int) -> RankProgram:
         return self._program.programs[int(self._program.program_index[rank])]

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
@@ -55,7 +56,7 @@ class TaskListener(Protocol):
         """Mark a task as done."""
 
 
-@dataclass(slots=True)
+@dataclass
 class SharedState:
     """Shared state of one simulation; nothing in it outlives the simulation.
 
@@ -80,18 +81,9 @@ class SharedState:
     joint_segments: JointSegments = field(init=False)
     _rendezvous: RendezvousRegistry = field(init=False)
     _group_cache: dict[tuple[str, int], tuple[tuple[str, int], int]] = field(init=False, default_factory=dict)
-    _member_counts: dict[tuple[str, int], int] = field(init=False, default_factory=dict)
     _isolated_cache: dict[tuple[Segment, int, bool], bool] = field(init=False, default_factory=dict)
     _sync_group_cache: dict[tuple[Segment, int], list[tuple[str, int]]] = field(init=False, default_factory=dict)
-    _sync_kinds_cache: dict[tuple[Segment, int], tuple[str, ...]] = field(init=False, default_factory=dict)
-    _member_cache: dict[tuple[str, int], tuple[int, ...]] = field(init=False, default_factory=dict)
-    _internal_kind_cache: dict[str, bool] = field(init=False, default_factory=dict)
-    _agreed_group_cache: dict[tuple[Segment, tuple[str, int]], SyncGroup | None] = field(
-        init=False, default_factory=dict
-    )
     _receiver_cache: dict[tuple[str, int], tuple[int, ReceiveTasks]] = field(init=False, default_factory=dict)
-    _receive_task_cache: dict[int, ReceiveTasks] = field(init=False, default_factory=dict)
-    _stream_task_cache: dict[int, Mapping[Stream, list[int]]] = field(init=False, default_factory=dict)
     _task_count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -118,17 +110,16 @@ class SharedState:
 
     def rank_program(self, rank: int) -> RankProgram:
         """The program of a rank."""
-        return self.program.programs[int(self.program.program_index[rank])]
+        return self.program.programs[self._program_of(rank)]
 
+    def _program_of(self, rank: int) -> int:
+        return int(self.program.program_index[rank])
+
+    @cached_by(_program_of)
     def stream_task_ids(self, rank: int) -> Mapping[Stream, list[int]]:
         """The tasks of each stream of a rank, in order."""
-        program_index = int(self.program.program_index[rank])
-        if program_index not in self._stream_task_cache:
-            streams = np.frombuffer(bytes(self.program.programs[program_index].streams), np.uint8)
-            self._stream_task_cache[program_index] = {
-                Stream(stream): np.flatnonzero(streams == stream).tolist() for stream in np.unique(streams).tolist()
-            }
-        return self._stream_task_cache[program_index]
+        streams = np.frombuffer(bytes(self.rank_program(rank).streams), np.uint8)
+        return {Stream(stream): np.flatnonzero(streams == stream).tolist() for stream in np.unique(streams).tolist()}
 
     def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
         """The pending collective, shared with the other simulated members, that is the rank's next one on a stream."""
@@ -158,13 +149,9 @@ class SharedState:
         All members must agree: one of two that synchronize may also synchronize with other ranks.
         """
         comm_groups = self._sync_kinds(rank, segment) if self.coalesce else ()
-        if not comm_groups:
-            return None
-        key = segment, self.group_of_rank(comm_groups[0], rank)[0]
-        if key not in self._agreed_group_cache:
-            self._agreed_group_cache[key] = self._agree_on_group(rank, segment, comm_groups)
-        return self._agreed_group_cache[key]
+        return self._agree_on_group(rank, segment, comm_groups) if comm_groups else None
 
+    @cached_by(lambda self, rank, segment, comm_groups: (segment, self.group_of_rank(comm_groups[0], rank)[0]))
     def _agree_on_group(self, rank: int, segment: Segment, comm_groups: tuple[str, ...]) -> SyncGroup | None:
         """The group of these kinds, if all members say so and share links in its comm ops only, without kernels."""
         members = self._simulated_members(comm_groups[0], rank)
@@ -185,31 +172,27 @@ class SharedState:
             operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)
         ]
 
+    @cached_method
     def _sync_kinds(self, rank: int, segment: Segment) -> tuple[str, ...]:
         """The kinds of groups with which a rank synchronizes in a segment, if all its groups have the same members.
 
         None if these also synchronize outside segments.
         """
-        if (segment, rank) not in self._sync_kinds_cache:
-            comm_groups = dict.fromkeys(comm_op.comm_group for comm_op in segment.distinct_comm_ops)
-            kinds = tuple(comm_group for comm_group in comm_groups if self.group_of_rank(comm_group, rank)[1] > 1)
-            members = [self._simulated_members(comm_group, rank) for comm_group in kinds]
-            is_one_group = all(entry == members[0] for entry in members) and all(map(self._is_segment_internal, kinds))
-            self._sync_kinds_cache[segment, rank] = kinds if is_one_group else ()
-        return self._sync_kinds_cache[segment, rank]
+        comm_groups = dict.fromkeys(comm_op.comm_group for comm_op in segment.distinct_comm_ops)
+        kinds = tuple(comm_group for comm_group in comm_groups if self.group_of_rank(comm_group, rank)[1] > 1)
+        members = [self._simulated_members(comm_group, rank) for comm_group in kinds]
+        is_one_group = all(entry == members[0] for entry in members) and all(map(self._is_segment_internal, kinds))
+        return kinds if is_one_group else ()
 
+    @cached_method
     def _is_segment_internal(self, comm_group: str) -> bool:
-        if comm_group not in self._internal_kind_cache:
-            self._internal_kind_cache[comm_group] = self.program.is_segment_internal(comm_group)
-        return self._internal_kind_cache[comm_group]
+        return self.program.is_segment_internal(comm_group)
 
+    @cached_by(lambda self, comm_group, rank: self.group_of_rank(comm_group, rank)[0])
     def _simulated_members(self, comm_group: str, rank: int) -> tuple[int, ...]:
         """The simulated ranks that stand for the members of a rank's group."""
-        key = self.group_of_rank(comm_group, rank)[0]
-        if key not in self._member_cache:
-            members = self.program.groups[comm_group].members[self.program.group_indices[comm_group][rank]]
-            self._member_cache[key] = tuple(sorted(set(self.classes.representative[members].tolist())))
-        return self._member_cache[key]
+        members = self.program.groups[comm_group].members[self.program.group_indices[comm_group][rank]]
+        return tuple(sorted(set(self.classes.representative[members].tolist())))
 
     def record_sync(self, rank: int, task_id: int, segment: Segment) -> None:
         """Record with which groups task `task_id` of a rank synchronized inside its segment."""
@@ -267,20 +250,20 @@ class SharedState:
         if result is None:
             group_index = self.program.group_indices[comm_group][rank]
             group_key = comm_group, int(self.classes.group_colours[comm_group][group_index])
-            if group_key not in self._member_counts:
-                members = self.program.groups[comm_group].members[group_index]
-                self._member_counts[group_key] = len(np.unique(self.classes.rank_colours[members]))
-            result = self._group_cache[comm_group, rank] = group_key, self._member_counts[group_key]
+            result = self._group_cache[comm_group, rank] = group_key, self._member_count(*group_key, group_index)
         return result
 
+    @cached_by(lambda _self, comm_group, colour, _group_index: (comm_group, colour))
+    def _member_count(self, comm_group: str, _colour: int, group_index: int) -> int:
+        """How many simulated ranks stand for the members of a group, the same for all of its colour."""
+        members = self.program.groups[comm_group].members[group_index]
+        return len(np.unique(self.classes.rank_colours[members]))
+
+    @cached_by(_program_of)
     def _receive_tasks_of(self, rank: int) -> ReceiveTasks:
-        program_index = int(self.program.program_index[rank])
-        receive_tasks = self._receive_task_cache.get(program_index)
-        if receive_tasks is None:
-            tasks = self.program.programs[program_index].tasks
-            receive_tasks = self._receive_task_cache[program_index] = {
-                (task.comm_op.comm_group, task.tag): task_id
-                for task_id in self.stream_task_ids(rank).get(_RECEIVE, ())
-                if isinstance(task := tasks[task_id], ReceiveTask)
-            }
-        return receive_tasks
+        tasks = self.rank_program(rank).tasks
+        return {
+            (task.comm_op.comm_group, task.tag): task_id
+            for task_id in self.stream_task_ids(rank).get(_RECEIVE, ())
+            if isinstance(task := tasks[task_id], ReceiveTask)
+        }

@@ -7,6 +7,7 @@ network is the same in every run of the segment, so it is computed once.
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from clustersim.common.cached_method import cached_by
 from clustersim.engine.scalar.fast_path import FastPath
 from clustersim.engine.scalar.segment_action import ProgressCurves
 from clustersim.engine.scalar.shared_state import SharedState
@@ -14,7 +15,7 @@ from clustersim.engine.scalar.sub_segment import ContendedTransfer, SubSegment
 from clustersim.program.task import CommOp, Operation, Segment
 
 
-@dataclass(slots=True)
+@dataclass
 class SegmentSplitter:
     """Splits the segments of one rank."""
 
@@ -22,7 +23,6 @@ class SegmentSplitter:
     shared: SharedState
     _sub_segment_cache: dict[tuple[Segment, bool], list[SubSegment]] = field(default_factory=dict)
     _comm_op_cache: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
-    _fast_path_cache: dict[tuple[Segment, int], FastPath | None] = field(default_factory=dict)
 
     def sub_segments(self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool) -> list[SubSegment]:
         """The sub-segments of a segment.
@@ -37,14 +37,10 @@ class SegmentSplitter:
             ]
         return sub_segments
 
+    @cached_by(lambda _self, segment, _curves, position: (segment, position))
     def fast_path(self, segment: Segment, curves: ProgressCurves, position: int) -> FastPath | None:
         """Sub-segments from a position on that run as one event if nothing is concurrent and their links are idle."""
-        key = segment, position
-        if key not in self._fast_path_cache:
-            self._fast_path_cache[key] = FastPath.from_sub_segments(
-                self.sub_segments(segment, curves, no_overlap=True)[position:], curves
-            )
-        return self._fast_path_cache[key]
+        return FastPath.from_sub_segments(self.sub_segments(segment, curves, no_overlap=True)[position:], curves)
 
     def _boundaries(self, segment: Segment, *, no_overlap: bool) -> list[int]:
         """Operation indices at which sub-segments begin, and the end."""

@@ -63,7 +63,6 @@ class RankBatch:
     durations: RankSegmentDurations
     done: list[bool] = field(init=False)
     _last_tasks: dict[Stream, int] = field(init=False, default_factory=dict)
-    _required: list[int] = field(init=False)
     _overlapping: list[_OverlappingStream] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:

@@ -144,10 +144,6 @@ class ScenarioChange:
         """Whether collectives measured before the change are not those after it."""
         return self.subject in (ChangeSubject.LINKS, ChangeSubject.LAYOUT)
 
-    def first_alternative(self, scenario: Scenario) -> ChangedScenario | None:
-        """The first changed scenario; None where the change does not apply."""
-        return next(self.alternatives(scenario), None)
-
 
 @dataclass(frozen=True, slots=True)
 class StrengthRange:

@@ -331,11 +331,6 @@ class TowersConfig(LanguageConfig):
     language: LanguageConfig | None = None
     """the language model, where its keys do not stand in `model` itself; left out: they do"""
 
-    @property
-    def language_section(self) -> LanguageConfig:
-        """The section of the language model."""
-        return self if self.language is None else self.language
-
 
 _NO_DIMENSIONS: Final = {
     *("input_size", "encoder", "projector", "language", "frozen", "images", "recompute"),

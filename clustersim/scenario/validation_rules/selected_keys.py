@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from clustersim.model.optimizers import MatrixOptimizer, Optimizer
-from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
 from clustersim.model.training import AttentionBackend
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.remedies import Problem, Remedy
@@ -26,7 +25,7 @@ def check_selected_keys(scenario: ResolvedScenario) -> Iterator[str]:
             f"training.precision.attention: {training.recipe.attention.value}, but {mixer.label} is modelled in "
             f"{training.recipe.activations.value} alone; leave it out"
         )
-    if training.lora is not None and isinstance(mixer, DeepseekSparseAttention):
+    if training.lora is not None and mixer.has_indexer:
         yield f"training.lora: adapters of {mixer.label}, whose indexer learns by itself, are not modelled"
     if scenario.model.trains_indexer_only and isinstance(training.optimizer, MatrixOptimizer):
         yield Problem(

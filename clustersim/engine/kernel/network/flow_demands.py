@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.timing import LinkDemand, LinkDemandCost
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
@@ -38,8 +39,6 @@ class FlowDemands:
         self._group_indices = program.group_indices
         self._is_representative = np.zeros(len(classes.link_colours), dtype=np.bool_)
         self._is_representative[lowest_members(classes.link_colours)] = True
-        self._aggregated_cache: dict[tuple[str, LinkLoadMatrix], _AggregatedLoads] = {}
-        self._demand_cache: dict[tuple[CommOp, int], tuple[Seconds, FlowDemand | None]] = {}
         self._rank_cache: dict[tuple[int, int], tuple[Seconds, FlowDemand | None]] = {}
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
@@ -52,19 +51,23 @@ class FlowDemands:
 
     def _class_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
         group_index = int(self._group_indices[comm_op.comm_group][rank])
-        key = comm_op, int(self._classes.group_colours[comm_op.comm_group][group_index])
-        if key not in self._demand_cache:
-            link_demand = self._source.link_demand(comm_op)
-            has_data = link_demand.transfer[group_index] > 0.0
-            demand = (
-                self._flow_demand(
-                    link_demand, group_index, self._aggregate(comm_op.comm_group, link_demand.link_loads), key[1]
-                )
-                if has_data
-                else None
+        return self._group_demand(
+            comm_op, int(self._classes.group_colours[comm_op.comm_group][group_index]), group_index
+        )
+
+    @cached_by(lambda _self, comm_op, colour, _group_index: (comm_op, colour))
+    def _group_demand(self, comm_op: CommOp, colour: int, group_index: int) -> tuple[Seconds, FlowDemand | None]:
+        """Latency and demand of the groups of a colour, of which `group_index` is one."""
+        link_demand = self._source.link_demand(comm_op)
+        has_data = link_demand.transfer[group_index] > 0.0
+        demand = (
+            self._flow_demand(
+                link_demand, group_index, self._aggregate(comm_op.comm_group, link_demand.link_loads), colour
             )
-            self._demand_cache[key] = float(link_demand.latency[group_index]), demand
-        return self._demand_cache[key]
+            if has_data
+            else None
+        )
+        return float(link_demand.latency[group_index]), demand
 
     def _flow_demand(
         self, link_demand: LinkDemand, group_index: int, aggregated: _AggregatedLoads, colour: int
@@ -79,21 +82,14 @@ class FlowDemands:
             utilization,
         )
 
+    @cached_method
     def _aggregate(self, comm_group: str, matrix: LinkLoadMatrix) -> _AggregatedLoads:
         """Sum what the groups of one class ask of one link of each class."""
-        key = comm_group, matrix
-        if key not in self._aggregated_cache:
-            group_colours, link_colours = self._classes.group_colours[comm_group], self._classes.link_colours
-            is_simulated = self._is_representative[matrix.link_index]
-            colours, links = (
-                group_colours[matrix.group_index[is_simulated]],
-                link_colours[matrix.link_index[is_simulated]],
-            )
-            count = len(self._is_representative) + 1
-            pairs, pair_index = np.unique(colours * count + links, return_inverse=True)
-            seconds = np.bincount(
-                pair_index.reshape(-1), matrix.seconds_per_byte[is_simulated], minlength=len(pairs)
-            ).astype(np.float64)
-            class_start = np.searchsorted(pairs // count, np.arange(int(group_colours.max()) + 2))
-            self._aggregated_cache[key] = _AggregatedLoads(class_start, pairs % count, seconds)
-        return self._aggregated_cache[key]
+        group_colours, link_colours = self._classes.group_colours[comm_group], self._classes.link_colours
+        is_simulated = self._is_representative[matrix.link_index]
+        colours, links = group_colours[matrix.group_index[is_simulated]], link_colours[matrix.link_index[is_simulated]]
+        count = len(self._is_representative) + 1
+        pairs, pair_index = np.unique(colours * count + links, return_inverse=True)
+        seconds = np.bincount(pair_index.reshape(-1), matrix.seconds_per_byte[is_simulated], minlength=len(pairs))
+        class_start = np.searchsorted(pairs // count, np.arange(int(group_colours.max()) + 2))
+        return _AggregatedLoads(class_start, pairs % count, seconds.astype(np.float64))
