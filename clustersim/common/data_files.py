@@ -14,7 +14,6 @@ import yaml
 
 from clustersim.common import input_files
 from clustersim.common.errors import InputError, format_value, suggest_nearest
-from clustersim.common.synonyms import find_name_synonym
 
 _PACKAGE = Path(__file__).parent.parent
 _CATEGORY_NOUNS: Final = {
@@ -69,6 +68,8 @@ def find_file(category: str, name: str) -> Path:
         return Path(name)
     path = _packaged_file(category_folder(category), name)
     if path is None:
+        from clustersim.common.synonyms import find_name_synonym
+
         available = list_names(category)
         hint = find_name_synonym(category, name, available) or suggest_nearest(
             name, available, listed_by="clustersim presets"

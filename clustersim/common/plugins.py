@@ -20,7 +20,6 @@ from types import ModuleType
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
-from clustersim.common.plugin_source import find_source, read_names
 
 PLUGIN_EXCEPTIONS: Final = (Exception, SystemExit)
 """What user code may raise; an exit of the program is reported as InputError, too."""
@@ -138,6 +137,8 @@ def load_class(name: str, folder: Path | None, interface: PluginInterface) -> ty
 def _require_class_in_source(name: str, source: Path, interface: PluginInterface) -> None:
     """Raise InputError unless the source binds the class, with its methods where the source shows them."""
     module_name, _, class_name = name.partition(":")
+    from clustersim.common.plugin_source import read_names
+
     names = read_names(module_name, source)
     if not names.may_have_class(class_name):
         raise InputError(_no_class_message(name, names.classes_with(interface.methods), interface))
@@ -162,6 +163,8 @@ def _raise_missing(name: str, missing: list[str], interface: PluginInterface) ->
 
 def _importable_source(name: str, file: Path | None) -> Path:
     """The source of an importable module; raise InputError where there is none. file: that was looked for first."""
+    from clustersim.common.plugin_source import find_source
+
     source = find_source(name)
     if source is None:
         available = [] if file is None else [path.stem for path in sorted(file.parent.glob("*.py"))]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension
 from clustersim.hardware.ecmp import SpreadEcmp
-from clustersim.hardware.graph_tiers import vertex_kinds
 from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.technology_reader import read_generation, read_network_kind
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, VERTEX_KINDS, LinkKind
@@ -45,6 +44,8 @@ def read_graph(section: MappingReader, default_generation: LinkTechnology | None
         _add_vertex(graph, vertex)
     for edge in section.get_entries("links" if section.has_key("links") else "edges", "source", "target"):
         _add_edge(graph, edge, both_directions=not directed, default_generation=default_generation)
+    from clustersim.hardware.graph_tiers import vertex_kinds
+
     if "gpu" not in vertex_kinds(graph).values():
         raise section.input_error("nodes", "none of them is of kind gpu")
     return graph

@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Final
 
 from clustersim.lowering.data_parallel import select_data_lowering
-from clustersim.lowering.matrix_updates import add_matrix_updates
 from clustersim.lowering.overheads import (
     add_batch_fetch,
     add_gradient_zeroing,
@@ -33,7 +32,6 @@ from clustersim.lowering.overheads import (
 )
 from clustersim.lowering.program_builder import DataParallelLowering, RankProgramBuilder, StagePass
 from clustersim.lowering.task_list import SegmentCache
-from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
 from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
@@ -95,6 +93,8 @@ def lower_step(
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if plan.layout.data.is_single_process:
+        from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
+
         return lower_torch_data_parallel(plan, groups)
     segments, units, backward_kinds, paired_sends = (
         SegmentCache(),
@@ -330,6 +330,8 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
     host_share = plan.training.offload.share
     device_updates = [(training, (1.0 - host_share) * count) for training, count in updates if host_share < 1.0]
     if isinstance(plan.training.optimizer, MatrixOptimizer):
+        from clustersim.lowering.matrix_updates import add_matrix_updates
+
         return add_matrix_updates(builder, stages, device_updates, (prepare, depends_on))
     operations = [
         *prepare,

@@ -51,7 +51,6 @@ from clustersim.model.operators import (
 )
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.overheads import Accumulation
-from clustersim.model.patch_layers import head_operators, patch_operators
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.sharded_layer import (
@@ -146,7 +145,7 @@ def _layer_group(training: Training) -> str:
 def embedding_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
     """Token lookup (each rank looks up its part of the vocabulary) or patches, learned positions, norm, dropout."""
     rank = RankContext(model, training, shard)
-    operators = [_token_embedding(rank)] if model.patches is None else patch_operators(rank, model.patches)
+    operators = _input_operators(rank)
     if model.conditioning is not None:
         operators += conditioning_operators(rank, model.conditioning)
     if model.positions is PositionEncoding.LEARNED:
@@ -182,6 +181,8 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
     norm = norm_operator(rank, "head.norm", forks=False)
     operators = [replace(norm, parameter_count=model.head.norm_copies * norm.parameter_count)]
     if not model.has_vocabulary_loss:
+        from clustersim.model.patch_layers import head_operators
+
         operators += head_operators(rank, model.head)
         return _finish_layer(rank, LayerOperators(tuple(operators), rank.residual_bytes), model.gradients.head)
     if mtp_count:
@@ -261,6 +262,14 @@ def _has_fused_norm(rank: RankContext, spec: LayerSpec) -> bool:
     """Whether a norm is fused into the first linear layer of a mixer that starts with one, or of a dense MLP."""
     is_plain = spec.block.has_pre_norm and not spec.block.is_parallel and spec.modulation is None
     return is_plain and rank.training.overheads.norm_in_linear
+
+
+def _input_operators(rank: RankContext) -> list[Operator]:
+    if rank.model.patches is None:
+        return [_token_embedding(rank)]
+    from clustersim.model.patch_layers import patch_operators
+
+    return patch_operators(rank, rank.model.patches)
 
 
 def _token_embedding(rank: RankContext) -> Operator:

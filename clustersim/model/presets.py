@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
 from clustersim.model.preset_builder import ModelPreset
 from clustersim.model.preset_dense import DENSE_PRESETS
 from clustersim.model.published_models import published_models
@@ -66,6 +65,8 @@ _MAX_MODELS: Final = 6  # names after "did you mean"
 
 def _nearest_models(name: str, names: Sequence[str]) -> str:
     """What to write instead of a name that is no preset's."""
+    from clustersim.common.synonyms import describe_model_name, presets_beginning, similar_preset
+
     if hint := describe_model_name(name, names):
         return hint
     if beginning := presets_beginning(name, names):

@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
-from clustersim.common.synonyms import find_value_synonym
 from clustersim.common.units import Dimension, parse_quantity
 from clustersim.hardware.cluster import MAX_GPUS
 from clustersim.model.layer_stack import MAX_LAYERS
@@ -59,6 +58,8 @@ def quantity_label(dimension: Dimension) -> str:
 
 def suggest_value(word: str, choices: Collection[str]) -> str:
     """What to write instead of a word that is none of the choices."""
+    from clustersim.common.synonyms import find_value_synonym
+
     meant = find_value_synonym(word, choices)
     return f"did you mean {meant}?" if meant else suggest_nearest(word, choices)
 

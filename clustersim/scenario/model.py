@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.synonyms import describe_model_name
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, MlpType, layer_specs, merge_groups, stack_layers
 from clustersim.model.presets import code_presets, load_preset
 from clustersim.model.transformer import (
@@ -72,12 +71,13 @@ def _read_stated_model(config: ModelConfig, base_dir: Path, sequence: int, read_
     if config.preset is not None:
         return _apply_layer_differences(_apply_dimensions(load_preset(config.preset), config), config)
     if config.path is not None:
+        from clustersim.common.synonyms import describe_model_name
+        from clustersim.model.hf_config import read_hf_config
+
         path = data_files.resolve_relative(base_dir, config.path)
         hint = describe_model_name(config.path, code_presets())
         if hint is not None and not path.suffix == ".json" and not path.exists():
             raise InputError(f"there is no file or folder {config.path}; {hint}")
-        from clustersim.model.hf_config import read_hf_config
-
         hf_model = read_cache.get_or_read(read_hf_config, path)
         return _apply_layer_differences(_apply_dimensions(hf_model, config), config)
     return _apply_layer_differences(_inline_model(config, sequence), config)

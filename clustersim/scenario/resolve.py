@@ -33,7 +33,6 @@ from clustersim.scenario.co_scheduled import CoScheduledSpec, allocation_among, 
 from clustersim.scenario.config.cost import CostConfig
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.degradations import apply_mixed_nodes, read_background_traffic, read_degradations
-from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model_recipes import recipe_settings
 from clustersim.scenario.overrides import apply_changes, apply_overrides
@@ -172,6 +171,8 @@ def _validate_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> 
     try:
         return ScenarioConfig.model_validate(raw_mapping)
     except ValidationError as error:
+        from clustersim.scenario.error_messages import translate_validation_error
+
         raise combined_error(source.label, translate_validation_error(error, ScenarioConfig, raw_mapping)) from None
 
 

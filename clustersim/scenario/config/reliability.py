@@ -37,7 +37,6 @@ from clustersim.scenario.config_reader import (
     quantity_label,
     value_parser,
 )
-from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.reliability import (
     DEFAULT_PRESET,
     CheckpointIntervalRule,
@@ -393,6 +392,8 @@ def _parse_preset(name: str, path: Path, text: str) -> ReliabilityPresetConfig:
     try:
         preset = ReliabilityPresetConfig.model_validate(content)
     except ValidationError as error:
+        from clustersim.scenario.error_messages import translate_validation_error
+
         raise combined_error(
             data_files.display_name(path),
             translate_validation_error(error, ReliabilityPresetConfig, content, ["reliability"]),
