@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calibrate.collectives.scenario_calls import distinct_comm_calls
 from clustersim import Scenario, simulate
-from clustersim.build import build_simulation, distinct_comm_calls, distinct_kernels
+from clustersim.build import build_simulation, distinct_kernels
 from clustersim.collectives.tuner import cached_tuner
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import (

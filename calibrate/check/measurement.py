@@ -20,11 +20,12 @@ from calibrate.check.trainer import Trainer, TrainingBatch, training_step
 from calibrate.collectives.command import measure_calls
 from calibrate.collectives.interference import KernelCallPair, heaviest_kernels, largest_calls, measure_interference
 from calibrate.collectives.process_groups import collective_library
+from calibrate.collectives.scenario_calls import distinct_comm_calls
 from calibrate.devices.device import TorchDevice
 from calibrate.devices.telemetry import mean_telemetry
 from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.timing import QUICK
-from clustersim.build import distinct_comm_calls, distinct_kernels
+from clustersim.build import distinct_kernels
 from clustersim.cost.calibration_record import (
     CalibrationRecord,
     CollectiveSample,

@@ -131,4 +131,4 @@ def new_console(*, stderr: bool = False) -> "Console":
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # `ended_by_closed_pipe` decides
 
-    return SafeConsole(file=raw_stream(sys.stderr if stderr else sys.stdout))
+    return SafeConsole(file=raw_stream(sys.stderr if stderr else sys.stdout), emoji=False)

@@ -15,8 +15,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.attention_spec import FullAttention, LatentAttention, QkNorm
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_fields import HfConfig
+from clustersim.model.hf_mla import read_latent_attention
 from clustersim.model.hf_moe import MoeConfigKeys
 from clustersim.model.hf_rmsnorm import rmsnorm_model
 from clustersim.model.layer_stack import (
@@ -198,14 +199,7 @@ def read_kimi_linear(config: HfConfig) -> TransformerModel:
     full_layers = linear.get("full_attn_layers")
     if not isinstance(full_layers, list) or not all(type(item) is int and 1 <= item <= count for item in full_layers):
         raise InputError(f"{config.path}: full_attn_layers is {full_layers!r}, not a list of layers from 1 to {count}")
-    attention = LatentAttention(
-        heads=config.positive_int("num_attention_heads"),
-        q_lora_rank=config.nonnegative_int("q_lora_rank", 0) or None,
-        kv_lora_rank=config.positive_int("kv_lora_rank"),
-        qk_nope_head_dim=config.positive_int("qk_nope_head_dim"),
-        qk_rope_head_dim=config.positive_int("qk_rope_head_dim"),
-        v_head_dim=config.positive_int("v_head_dim"),
-    )
+    attention = read_latent_attention(config)
     kinds = [_FULL if layer in full_layers else _LINEAR for layer in range(1, count + 1)]
     return _mixed(config, {_LINEAR: kda, _FULL: attention}, kinds, _KIMI_MOE.read_mlps(config, count))
 

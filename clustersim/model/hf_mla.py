@@ -35,7 +35,7 @@ SPARSE_FAMILIES: Final = MappingProxyType({"deepseek_v32": 64, "glm_moe_dsa": 32
 def read_mla_model(config: HfConfig) -> TransformerModel:
     """Read the model; raise InputError naming file and key."""
     config.require_value("attention_bias", False, default=False)
-    latent = _read_attention(config)
+    latent = read_latent_attention(config)
     attention = _read_sparse_attention(config, latent) if config.family in SPARSE_FAMILIES else latent
     mlps = MLA_FAMILIES[config.family].read_mlps(config, config.layer_count("num_hidden_layers"))
     return rmsnorm_model(config, (LayerSpec(attention, mlp) for mlp in mlps), mtp_layers=config.mtp_layer_count)
@@ -47,7 +47,7 @@ def read_minicpm3(config: HfConfig) -> TransformerModel:
     hidden, heads = config.positive_int("hidden_size"), config.positive_int("num_attention_heads")
     config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
     spec = LayerSpec(
-        _read_attention(config.with_values(v_head_dim=config.positive_int("v_head_dim", hidden // heads))),
+        read_latent_attention(config.with_values(v_head_dim=config.positive_int("v_head_dim", hidden // heads))),
         DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU),
     )
     return rmsnorm_model(config, [spec] * config.layer_count("num_hidden_layers"), tied=True)
@@ -69,7 +69,8 @@ def _read_sparse_attention(config: HfConfig, latent: LatentAttention) -> Deepsee
     )
 
 
-def _read_attention(config: HfConfig) -> LatentAttention:
+def read_latent_attention(config: HfConfig) -> LatentAttention:
+    """Multi-head latent attention with the sizes that the file states."""
     return LatentAttention(
         heads=config.positive_int("num_attention_heads"),
         q_lora_rank=config.nonnegative_int("q_lora_rank", 0) or None,

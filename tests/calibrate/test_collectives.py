@@ -28,6 +28,7 @@ from calibrate.collectives.process_groups import (
     world_from_torchrun,
 )
 from calibrate.collectives.process_groups import torchrun_command as torchrun_words
+from calibrate.collectives.scenario_calls import distinct_comm_calls
 from calibrate.collectives.timing import (
     MAX_ITERATIONS,
     MIN_ITERATIONS,
@@ -39,7 +40,7 @@ from calibrate.collectives.timing import (
 from calibrate.command import main
 from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.imbalanced_shares import VARIATIONS, lognormal_shares
-from clustersim.build import distinct_comm_calls, distinct_kernels
+from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CollectiveCall, FitResidual, KernelFit, signature_of

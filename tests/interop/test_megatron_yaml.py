@@ -12,6 +12,7 @@ from clustersim.interop.detect import detect_program
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.megatron_import import import_megatron
 from clustersim.interop.registry import IMPORTERS
+from clustersim.interop.yaml_arguments import yaml_mapping
 from clustersim.model.transformer import parameter_count
 from clustersim.scenario import Scenario
 
@@ -256,3 +257,15 @@ def test_a_list_without_quotes_is_several_words() -> None:
     text += "  --recompute-granularity: selective\n  --recompute-modules: '[mlp, core_attn]'\n"
     read = IMPORTERS["megatron"](text, "x", "dgx-h100", 8, ImportContext()).mapping
     assert sorted(read["training"]["recompute"]["modules"]) == ["core_attn", "mlp"]
+
+
+def test_keys_are_texts_at_every_level() -> None:
+    """Numbers and switches may be keys of YAML; what an alias repeats is converted, too."""
+    content = yaml_mapping("1: &shared {on: [{2: a}]}\nother: *shared", "a.yaml")
+    assert content == {"1": {"True": [{"2": "a"}]}, "other": {"True": [{"2": "a"}]}}
+
+
+def test_aliases_that_multiply_are_refused_before_their_keys_are_converted() -> None:
+    levels = [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]" for level in range(1, 9)]
+    with pytest.raises(InputError, match="aliases stand for more than"):
+        yaml_mapping("\n".join(["a0: &a0 [1, 2]", *levels]), "a.yaml")

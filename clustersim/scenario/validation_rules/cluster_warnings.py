@@ -223,7 +223,7 @@ def _bidirectional_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedK
     if not text or is_of_other_file:  # then the accelerator stands in another one's hosts, which is said
         return
     generation = SCALE_UP_TECHNOLOGIES.get(stated.effective_text("node.nvlink.generation"), accelerator.nvlink)
-    if generation is None:
+    if generation is None or (generation is accelerator.nvlink and _is_of_packaged_file(scenario, stated, key)):
         return
     port = _nvlink_bandwidth(accelerator) if generation is accelerator.nvlink else SCALE_UP_BANDWIDTH[generation]
     if parse_quantity(text, Dimension.BANDWIDTH) > port * (1 + 1e-9):
@@ -237,15 +237,23 @@ def _bidirectional_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedK
 def _bidirectional_pcie_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
     """More PCIe than the accelerator has per direction; left out where no packaged cluster says how much that is."""
     key, accelerator = "node.pcie.bandwidth", scenario.cluster.accelerator
-    text, port = stated.effective_text(key), _packaged_bandwidth(accelerator, key, default=0.0)
+    text = stated.effective_text(key)
     is_of_other_file = key not in stated.overrides and stated.file.get("accelerator") != accelerator.name
-    if not text or not port or is_of_other_file:
+    if not text or is_of_other_file or _is_of_packaged_file(scenario, stated, key):
         return
-    if parse_quantity(text, Dimension.BANDWIDTH) > port * _PCIE_ROUNDING:
+    port = _packaged_bandwidth(accelerator, key, default=0.0)
+    if port and parse_quantity(text, Dimension.BANDWIDTH) > port * _PCIE_ROUNDING:
         yield (
             f"cluster.{key}: {text} is more than the {format_bandwidth(port)} per direction that {accelerator.name} "
             f"has ({format_bandwidth(2 * port)} is both directions together); was {format_bandwidth(port)} meant?"
         )
+
+
+def _is_of_packaged_file(scenario: ResolvedScenario, stated: _StatedKeys, key: str) -> bool:
+    """Whether a key has the value of a packaged file of the accelerator: the largest such value is at least that."""
+    is_packaged = scenario.cluster.files[0].parent == data_files.category_folder("clusters")
+    is_same = stated.file.get("accelerator") == scenario.cluster.accelerator.name
+    return is_packaged and is_same and stated.file_value(key) is not None
 
 
 def _nvlink_bandwidth(accelerator: Accelerator) -> float:
