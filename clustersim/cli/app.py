@@ -77,6 +77,9 @@ AllowCode = Annotated[
     ),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.")]
+Json = Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")]
+Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")]
 
 
 def main() -> None:
@@ -149,7 +152,7 @@ def _options(
 def run(
     file: ScenarioFile,
     overrides: Overrides = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    json: Json = None,
     html: Html = None,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write a Perfetto trace, for ui.perfetto.dev.")
@@ -171,7 +174,7 @@ def run(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Simulate which changes help, and print the best; --html always does.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Quiet = False,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Rerun whenever FILE or a file that it refers to is saved; stop with Ctrl-C."),
@@ -258,7 +261,7 @@ def diff(
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Simulate which changes of B help, and print the best.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Quiet = False,
     _code: AllowCode = False,
     _limit: Limit = None,
 ) -> None:
@@ -324,9 +327,7 @@ def search(
         ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best layouts to report.")] = 10,
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
-    ] = None,
+    workers: Workers = None,
     executor: Annotated[
         str,
         typer.Option(
@@ -385,15 +386,13 @@ def goodput(
         int, typer.Option(min=1, metavar="N", help="Number of simulated runs, each with its own random failures.")
     ] = 1000,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the random failures.")] = 0,
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
-    ] = None,
+    workers: Workers = None,
     resume: Annotated[
         str | None, typer.Option(metavar="DIR", help="Store finished runs in DIR and resume from them.")
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    json: Json = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Quiet = False,
     _code: AllowCode = False,
     limit: Limit = None,
 ) -> None:
@@ -420,9 +419,9 @@ def diloco(
             metavar="SHARE", help="Also list settings that reach this utilization, e.g. 95%, fewest inner steps first."
         ),
     ] = "",
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    json: Json = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Quiet = False,
     _code: AllowCode = False,
 ) -> None:
     """Predict a round of local training (DiLoCo) over several sites: utilization, traffic of the links, memory."""
@@ -439,7 +438,7 @@ def explain(
     file: ScenarioFile,
     measured: Annotated[str, typer.Option(metavar="TIME|MFU", help="Measured step time, e.g. 4.2s, or MFU, e.g. 38%.")],
     overrides: Overrides = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    json: Json = None,
     what_if: Annotated[
         bool, typer.Option("--what-if", help="Simulate which changes of the scenario help, and print the best.")
     ] = False,
@@ -466,15 +465,13 @@ def validate(
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the errors as JSON; - is stdout.")] = None,
     html: Html = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
-    ] = None,
+    workers: Workers = None,
     only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains TEXT.")] = "",
     changes: Annotated[
         list[str] | None,
         _override_option("--set", help="Override a key of the scenario of every step; repeatable."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Quiet = False,
     _limit: Limit = None,
 ) -> None:
     """Predict published runs and measurements, or your own, and report the prediction errors."""

@@ -19,7 +19,7 @@ from typing import ClassVar
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import ScheduleTraits, require_positive
+from clustersim.schedules.schedule import ScheduleTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,6 @@ class BreadthFirst(ScheduleTraits):
     def placement(self, ranks: int) -> Placement:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
         return looped_placement(ranks, self.chunks)
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""

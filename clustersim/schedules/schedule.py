@@ -21,6 +21,14 @@ class PassCosts:
     pending_memory_ratio: float = 1.0
 
 
+def require_positive(ranks: int, microbatches: int) -> None:
+    """Raise InputError unless there is at least one pipeline rank and one microbatch."""
+    if ranks < 1:
+        raise InputError(f"a pipeline of {ranks} ranks cannot be scheduled; 1 is the fewest")
+    if microbatches < 1:
+        raise InputError(f"a pipeline cannot run {microbatches} microbatches; 1 is the fewest")
+
+
 class ScheduleTraits:
     """What a schedule is asked about its order; these are the answers of one about which nothing is known.
 
@@ -43,6 +51,10 @@ class ScheduleTraits:
     def round_size(self, ranks: int) -> int:  # noqa: ARG002 - the same for any number of ranks
         """Number of microbatches that go through one chunk, then through the next one; 1: there are no rounds."""
         return 1
+
+    def require_supported(self, ranks: int, microbatches: int) -> None:
+        """Any positive numbers are supported."""
+        require_positive(ranks, microbatches)
 
     def with_pass_costs(self, costs: PassCosts) -> Self:  # noqa: ARG002 - it takes none
         """The schedule for passes of these costs."""
@@ -102,14 +114,6 @@ class Schedule(Protocol):
         """The entries of every pipeline rank; raise InputError as `require_supported` does."""
 
 
-def require_positive(ranks: int, microbatches: int) -> None:
-    """Raise InputError unless there is at least one pipeline rank and one microbatch."""
-    if ranks < 1:
-        raise InputError(f"a pipeline of {ranks} ranks cannot be scheduled; 1 is the fewest")
-    if microbatches < 1:
-        raise InputError(f"a pipeline cannot run {microbatches} microbatches; 1 is the fewest")
-
-
 class OneStagePerRank(ScheduleTraits):
     """Traits of a schedule of pipelines without chunks that supports any number of microbatches."""
 
@@ -118,7 +122,3 @@ class OneStagePerRank(ScheduleTraits):
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""
         return looped_placement(ranks)
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement
-from clustersim.schedules.schedule import ScheduleTraits, require_positive
+from clustersim.schedules.schedule import ScheduleTraits
 
 _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 
@@ -42,10 +42,6 @@ class ZeroBubbleV(ScheduleTraits):
     def placement(self, ranks: int) -> Placement:
         """Down the ranks and back."""
         return Placement((*range(ranks), *reversed(range(ranks))))
-
-    def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any number of microbatches is legal."""
-        require_positive(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         """The actions of every pipeline rank."""
