@@ -24,7 +24,7 @@ KEYS = [
     "hfu_causal", "leading_mfu", "leading_mfu_attention", "likely_step_time_interval_s", "mfu_causal", "in_situ",
     "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
     "expert_loads", "natural_routing", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
-    "losses_s", "published_run", "timing_sensitivity",
+    "losses_s", "published_run", "timing_sensitivity", "memory_suggestions",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
