@@ -235,7 +235,7 @@ class JobSimulation:
             try:
                 yield env.timeout(max(0.0, env.peek() - env.now))
             except simpy.Interrupt as interrupt:
-                self._now, cause = interrupt.cause
+                self._now, cause = interrupt.cause  # type: ignore[misc] - a pair, by whoever interrupts the job
                 self._pool.finish_repairs(self._now)
                 return cause
         return cause

@@ -145,7 +145,9 @@ class ZeroConfig(FsdpConfig):
             "copies": defaults.copies,
         }
         stated = {name: getattr(self, name) for name in type(self).model_fields}
-        values = {name: by_default[name] if stated[name] is None else stated[name] for name in by_default}
+        values: dict[str, Any] = {
+            name: by_default[name] if stated[name] is None else stated[name] for name in by_default
+        }
         values = {**stated, **values, "bucket": _bucket_bytes(self, defaults)}
         names = {strategy_field.name for strategy_field in fields(strategy_class)}
         return strategy_class(**{name: value for name, value in values.items() if name in names})
