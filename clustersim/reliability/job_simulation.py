@@ -235,7 +235,8 @@ class JobSimulation:
             try:
                 yield env.timeout(max(0.0, env.peek() - env.now))
             except simpy.Interrupt as interrupt:
-                self._now, cause = interrupt.cause  # type: ignore[misc] - a pair, by whoever interrupts the job
+                assert interrupt.cause is not None  # a pair, of whoever interrupts the job
+                self._now, cause = interrupt.cause
                 self._pool.finish_repairs(self._now)
                 return cause
         return cause
