@@ -17,7 +17,12 @@ def job_mapping(layout: dict[str, Any], batch: int, first_node: int = 1) -> dict
     return {
         "model": "llama3-8b",
         "cluster": {**CLUSTER, "placement": {"nodes": list(range(first_node, 2 * NODES, 2))}},
-        "layout": {"sequence_parallel": "tp" in layout, **layout},
+        "layout": {
+            "sequence_parallel": "tp" in layout,
+            "async_tensor_model_parallel_allreduce": True,
+            "overlap_p2p_comm": True,
+            **layout,
+        },
         "training": {"sequence": 4096, "global_batch": batch},
     }
 

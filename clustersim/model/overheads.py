@@ -151,7 +151,7 @@ class Overheads:
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
     activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
-    the product that makes queries, keys and values, so that it stays beside the rotated queries and keys;
+    the product that makes queries, keys and values, so that it stays with the rotated queries and keys;
     norm_in_linear, a norm before plain attention or a dense MLP is fused into the following linear layer and cannot be
     recomputed separately (Transformer Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax
     supports at most this number of keys, and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32;

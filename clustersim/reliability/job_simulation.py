@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import product
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import simpy
 
@@ -235,8 +235,7 @@ class JobSimulation:
             try:
                 yield env.timeout(max(0.0, env.peek() - env.now))
             except simpy.Interrupt as interrupt:
-                assert interrupt.cause is not None  # a pair, of whoever interrupts the job
-                self._now, cause = interrupt.cause
+                self._now, cause = cast("tuple[Seconds, object]", interrupt.cause)
                 self._pool.finish_repairs(self._now)
                 return cause
         return cause

@@ -123,9 +123,9 @@ def test_nic_utilization_over_time(
     assert [row[:2] for row in table_rows] == [("nic0.0", "leaf0.0"), ("leaf0.0", "nic0.0")]
     for *_, bars, carried in table_rows:
         assert len(bars) == 40
-        assert "█" not in bars
+        assert "█" not in bars[:30]
         assert set(bars[:30]) < set(" ▁▂")  # messages between stages
-        assert min(bars[-5:-1]) > "▄"  # gradient all-reduce in rings of two: each rank sends the payload once
+        assert min(bars[-4:-1]) > "▄"  # gradient all-reduce in rings of two: each rank sends the payload once
         # half of the model's weights on one of 8 tensor-parallel ranks, in FP32
         assert float(carried) == pytest.approx(8.03e9 / 2 / 8 * 4 / 1e9, rel=0.1)
 

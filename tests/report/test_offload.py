@@ -12,7 +12,7 @@ from clustersim import Scenario, simulate
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.planning.explorer import explorer_data
 from clustersim.planning.what_if import run_what_ifs
-from clustersim.program.task import HOST_STREAMS, CollectiveTask, HostOp, HostOpKind
+from clustersim.program.task import CollectiveTask, HostOp, HostOpKind, Stream
 from clustersim.report.export.span_descriptions import STREAM_LABELS
 from clustersim.report.export.write_traces import write_kineto_files, write_perfetto_file, write_table_file
 from clustersim.report.labels import describe_layout
@@ -112,7 +112,7 @@ def test_other_trace_formats_have_host_streams(result: SimulationResult, tmp_pat
         streams = [row["stream"] for row in csv.DictReader(file)]
     write_perfetto_file(result, tmp_path / "step.pftrace", [0])
     tracks = {names[-1] for names in track_names(packets(tmp_path / "step.pftrace")).values()}
-    for stream in HOST_STREAMS:
+    for stream in (Stream.D2H, Stream.HOST, Stream.H2D):
         assert STREAM_LABELS[stream] in streams
         assert STREAM_LABELS[stream] in tracks
     assert "copies to the host: bytes per second" in tracks

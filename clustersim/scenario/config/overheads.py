@@ -64,7 +64,7 @@ class OverheadsConfig(ConfigModel):
     norm_fp32_copy: bool | None = None
     """norms in one kernel read an FP32 copy of their input; left out: the framework's"""
     keeps_combined_qkv: bool | None = None
-    """the product that makes queries, keys and values is saved beside rotated queries and keys, since values are a view
+    """the product that makes queries, keys and values is saved with rotated queries and keys, since values are a view
     of it; left out: the framework's
     """
     activation_in_place: bool | None = None
