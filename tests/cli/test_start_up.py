@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 UNUSED = {
     "clustersim.cost.calibration_record": "the scenario has no record",
     "clustersim.engine.vectorized.engine": "links are shared",
@@ -22,6 +24,7 @@ UNUSED = {
 }
 
 
+@pytest.mark.slow
 def test_a_plain_run_imports_no_module_of_what_it_has_not() -> None:
     example = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
     code = f"""
