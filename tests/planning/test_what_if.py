@@ -421,7 +421,15 @@ TENSOR = {
 CUT_EXPERTS = {
     "model": {"preset": "mixtral-8x7b", "layers": 8},
     "cluster": {"name": "dgx-h100", "gpus": 32},
-    "layout": {"tp": 4, "pp": 2, "ep": 2, "etp": 4, "data": "ddp", "sequence_parallel": True},
+    "layout": {
+        "tp": 4,
+        "pp": 2,
+        "ep": 2,
+        "etp": 4,
+        "data": {"ddp": {"overlap": True}},
+        "sequence_parallel": True,
+        "overlap_p2p_comm": True,
+    },
     "training": {"sequence": 4096, "global_batch": 32},
     "framework": "megatron",
 }

@@ -31,6 +31,7 @@ CHAOTIC: dict[str, Any] = {
     "layout": {
         "tp": 4, "dp": 32, "order": ["dp", "tp", "pp", "cp"], "sequence_parallel": True,
         "data": {"hsdp": {"shard": 16, "all_reduce": "last_microbatch"}},
+        "async_tensor_model_parallel_allreduce": True,
     },
     "schedule": "gpipe",
     "training": {
