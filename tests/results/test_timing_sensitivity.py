@@ -31,11 +31,10 @@ CHAOTIC: dict[str, Any] = {
     "layout": {
         "tp": 4, "dp": 32, "order": ["dp", "tp", "pp", "cp"], "sequence_parallel": True,
         "data": {"hsdp": {"shard": 16, "all_reduce": "last_microbatch"}},
-        "async_tensor_model_parallel_allreduce": True,
     },
     "schedule": "gpipe",
     "training": {
-        "sequence": 1024, "global_batch": 192, "microbatch": 1, "loss": "torch", "optimizer": "adam",
+        "sequence": 1024, "global_batch": 192, "microbatch": 1, "loss": "vocab_parallel", "optimizer": "adam",
         "lora": {"rank": 16, "base": "nf4"}, "overheads": {"grouping": "streams"},
     },
 }  # fmt: skip
