@@ -143,6 +143,7 @@ class SharedState:
             self._isolated_cache[segment, rank, no_overlap] = isolated
         return isolated
 
+    @cached_method
     def sync_group(self, rank: int, segment: Segment) -> SyncGroup | None:
         """The group that runs a rank's segment together (`GroupSegments`, `JointRun`); None: each rank by itself.
 
@@ -172,7 +173,6 @@ class SharedState:
             operation for operation, comm_op in comm_ops if comm_op is not None and self.is_contended(rank, comm_op)
         ]
 
-    @cached_method
     def _sync_kinds(self, rank: int, segment: Segment) -> tuple[str, ...]:
         """The kinds of groups with which a rank synchronizes in a segment, if all its groups have the same members.
 
