@@ -11,7 +11,7 @@ from clustersim.common.input_files import parse_json
 from clustersim.interop.megatron_arguments import MegatronArguments
 from clustersim.interop.shell.unknowns import HOLE, unmarked
 
-_STRATEGY_BY_STAGE: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+STRATEGY_BY_STAGE: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _MAX_CONFIG: Final = 1_000_000
 
 
@@ -25,9 +25,18 @@ _MLP_TYPES: Final = {"standard": "standard", "residual": "residual"}
 
 @dataclass(frozen=True, slots=True)
 class ZeroSettings:
-    """What DeepSpeed decides. strategy: of the data-parallel ranks."""
+    """What DeepSpeed decides. data: the scenario's `layout.data`."""
 
-    strategy: str
+    data: Any
+
+
+def data_parallel_of_stage(stage: int, *, overlap_comm: object) -> Any:
+    """`layout.data` of a ZeRO stage from 0 to 3. overlap_comm: as the JSON has it, None: not at all.
+
+    Gradients of stages 1 and 2 are overlapped only where it is true (deepspeed/runtime/zero/config.py).
+    """
+    is_asked_for = overlap_comm is True and stage in (1, 2)
+    return {"zero": {"stage": stage, "overlap": True}} if is_asked_for else STRATEGY_BY_STAGE[stage]
 
 
 def is_deepspeed_fork(parsed: MegatronArguments) -> bool:
@@ -67,7 +76,8 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
     files: contents of files by their path, as the script writes them. The JSON's stage counts, then --zero-stage.
     """
     is_used = parsed.has("deepspeed")
-    for name in ("deepspeed-activation-checkpointing", "no-pipeline-parallel", "create-moe-param-group"):
+    has_pipeline_module = not parsed.has("no-pipeline-parallel")
+    for name in ("deepspeed-activation-checkpointing", "create-moe-param-group"):
         parsed.has(name)
     path = parsed.unchecked("deepspeed_config")
     stage = parsed.text("zero-stage")
@@ -76,8 +86,10 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
         parsed.assumptions += [f"--{name} has no effect, as --deepspeed is not given" for name in given]
         return None
     config = {} if path is None else _read_config(parsed, path, files)
+    overlap_comm = None
     if config:
-        stage = str(_stage_of(config))
+        stage = str(_zero_section(config).get("stage", 0))
+        overlap_comm = _zero_section(config).get("overlap_comm")
         _reject_offload(parsed, config)
         if config.get("compression_training"):
             raise parsed.error("deepspeed_config", "its compression_training is not modelled")
@@ -89,11 +101,13 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
     number = (stage or "0").removesuffix(".0")
     if number == "0" and parsed.has("bf16"):
         number = "1"  # DeepSpeed's BF16_Optimizer shards its states whatever the stage
-    if not number.isdecimal() or int(number) not in _STRATEGY_BY_STAGE:
+    if not number.isdecimal() or int(number) not in STRATEGY_BY_STAGE:
         raise parsed.error(
-            "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, _STRATEGY_BY_STAGE))}"
+            "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, STRATEGY_BY_STAGE))}"
         )
-    return ZeroSettings(_STRATEGY_BY_STAGE[int(number)])
+    # Engines refuse to overlap for a PipelineModule, and did in stage 1 for years (deepspeed/runtime/engine.py)
+    is_heeded = number == "2" and not has_pipeline_module
+    return ZeroSettings(data_parallel_of_stage(int(number), overlap_comm=overlap_comm if is_heeded else None))
 
 
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -113,15 +127,15 @@ def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str])
     return config
 
 
-def _stage_of(config: Mapping[str, Any]) -> object:
+def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`zero_optimization`, which was once a bool: stage 1."""
     zero = config.get("zero_optimization", {})
-    return zero.get("stage", 0) if isinstance(zero, dict) else int(bool(zero))
+    return zero if isinstance(zero, dict) else {"stage": int(bool(zero))}
 
 
 def _reject_offload(parsed: MegatronArguments, config: Mapping[str, Any]) -> None:
-    zero = config.get("zero_optimization", {})
     for name in ("offload_optimizer", "offload_param"):
-        section = zero.get(name) if isinstance(zero, dict) else None
+        section = _zero_section(config).get(name)
         if isinstance(section, dict) and section.get("device", "none") != "none":
             raise InputError(
                 f"{parsed.source}: --deepspeed_config: its {name} is not read; leave it out, and write it as "

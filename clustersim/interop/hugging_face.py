@@ -19,13 +19,13 @@ from typing import Any, Final
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import read_first_text
 from clustersim.interop.accelerate_parallelism import AccelerateParallelism, accelerate_parallelism
+from clustersim.interop.deepspeed_config import STRATEGY_BY_STAGE, data_parallel_of_stage
 from clustersim.interop.hub_models import hub_model
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.yaml_arguments import yaml_mapping
 
 _MAX_FILE: Final = 1_000_000
 _MAX_NEIGHBOURS: Final = 64
-_STAGES: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _ATTENTION: Final = {
     "flash_attention_2": "flash2", "fa2": "flash2", "flash_attention_3": "flash3", "fa3": "flash3",
     "flash_attention_4": "flash4", "fa4": "flash4", "sdpa": "sdpa",
@@ -373,7 +373,7 @@ def _zero(settings: _Settings, deepspeed: object) -> tuple[Any, dict[str, Any]]:
     config = deepspeed if isinstance(deepspeed, Mapping) else _read_json(settings, str(deepspeed))
     zero = config.get("zero_optimization") or {}
     stage = zero.get("stage", 0)
-    if stage not in _STAGES:
+    if stage not in STRATEGY_BY_STAGE:
         raise settings.error("deepspeed", f"stage {stage!r} is none; 0 to 3 are")
     devices = {name: (zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
     if "nvme" in devices.values():
@@ -383,7 +383,7 @@ def _zero(settings: _Settings, deepspeed: object) -> tuple[Any, dict[str, Any]]:
     )
     if devices["offload_param"] == "cpu":
         settings.remarks.append("parameters stay on the GPU, where DeepSpeed's offload_param keeps them in host memory")
-    return _STAGES[stage], offload
+    return data_parallel_of_stage(stage, overlap_comm=zero.get("overlap_comm")), offload
 
 
 def _read_json(settings: _Settings, path: str) -> Mapping[str, Any]:

@@ -338,7 +338,7 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
     """The data-parallel strategy. replica_ranks: number of ranks with the same weights; zero: DeepSpeed's."""
     overlap = parsed.has("overlap-grad-reduce")
     if zero is not None:
-        return zero.strategy
+        return zero.data
     overlaps_gathers = parsed.has("overlap-param-gather") and overlap
     if parsed.choice("DDP-impl", _DDP_IMPLS, "local") == "torch":  # of 2021
         return {"ddp": {"bucket": _TORCH_BUCKET}}

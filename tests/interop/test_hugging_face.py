@@ -84,6 +84,25 @@ def test_deepspeed_s_json_next_to_the_file_gives_the_stage(tmp_path: Path, stage
         _import({**ARGUMENTS, "deepspeed": "other.json"}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("stage", "overlap_comm", "data"),
+    [
+        (0, True, "ddp"),
+        (1, True, {"zero": {"stage": 1, "overlap": True}}),
+        (2, True, {"zero": {"stage": 2, "overlap": True}}),
+        (2, False, "zero2"),
+        (2, "auto", "zero2"),
+        (3, True, "zero3"),
+    ],
+)
+def test_gradients_overlap_where_deepspeed_is_asked_to(stage: int, overlap_comm: object, data: object) -> None:
+    """overlap_comm is false by default, except in stage 3, whose strategy overlaps anyway."""
+    deepspeed = {"zero_optimization": {"stage": stage, "overlap_comm": overlap_comm}}
+    mapping = _import({**ARGUMENTS, "deepspeed": deepspeed}).mapping
+    assert mapping["layout"]["data"] == data
+    Scenario.from_mapping(dict(mapping), default_name="x")
+
+
 def test_accelerate_s_configuration_next_to_the_file_says_how_it_is_launched(tmp_path: Path) -> None:
     accelerate = {
         "distributed_type": "FSDP", "num_processes": 16, "mixed_precision": "bf16",

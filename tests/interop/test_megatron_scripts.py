@@ -293,6 +293,23 @@ def test_misspelt_values_of_known_flags_are_errors(arguments: str, message: str)
 JSON = '{{"zero_optimization": {{"stage": {stage}}}, "fp16": {{"enabled": true}}}}'
 
 
+@pytest.mark.parametrize(
+    ("stage", "flags", "data"),
+    [
+        (2, "--no-pipeline-parallel", {"zero": {"stage": 2, "overlap": True}}),
+        (2, "", "zero2"),
+        (1, "--no-pipeline-parallel", "zero1"),
+    ],
+)
+def test_deepspeed_overlaps_gradients_of_models_that_are_no_pipeline_module(
+    tmp_path: Path, stage: int, flags: str, data: object
+) -> None:
+    """Its engine turns overlap_comm off for a PipelineModule, and of old in stage 1."""
+    (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {{"stage": {stage}, "overlap_comm": true}}}}')
+    run = f"deepspeed --num_gpus 8 pretrain_gpt.py {BASE} --deepspeed --deepspeed_config ds.json {flags}"
+    assert mapping(run, tmp_path)["layout"]["data"] == data
+
+
 def test_deepspeed_s_json_gives_the_stage(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(JSON.format(stage=2))
     run = f"deepspeed --num_gpus 8 pretrain_gpt.py {BASE} --deepspeed"
