@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from clustersim.model.layer_stack import DenseMlp
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.schedules.zero_bubble import ZeroBubble
 
 
 def check_tiled_mlp(scenario: ResolvedScenario) -> Iterator[str]:
@@ -21,7 +20,7 @@ def check_tiled_mlp(scenario: ResolvedScenario) -> Iterator[str]:
     conflicts = {
         f"layout.tp: {layout.tp}, as every tile would be summed over ranks": layout.tp > 1,
         "training.lora": training.lora is not None,
-        f"schedule: {scenario.schedule.name}, which splits backward": isinstance(scenario.schedule, ZeroBubble),
+        f"schedule: {scenario.schedule.name}, which splits backward": scenario.schedule.takes_pass_costs,
         "training.precision with matmuls in fewer bits, whose casts would be each tile's": (
             training.recipe.casts is not None
         ),
