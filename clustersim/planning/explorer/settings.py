@@ -31,7 +31,7 @@ from clustersim.parallel.token_dispatch import runs_on
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import LookupTable, Setting
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.layout import zero_stage_strategy
+from clustersim.scenario.changes.layout import named_strategy
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.validation_rules.consistency import (
@@ -365,7 +365,7 @@ class ExplorerSpace:
         configured = self.scenario.layout.data
         if configured.zero_stage == zero_stage and not configured.is_single_process:
             return configured
-        return zero_stage_strategy(self.scenario, zero_stage)
+        return named_strategy(self.scenario, f"zero{zero_stage}" if zero_stage else "ddp")
 
     def effective_recipe(self, precision: int, zero: int) -> PrecisionRecipe:
         """The precision recipe as it is run at a ZeRO stage."""

@@ -14,9 +14,8 @@ def with_layout(scenario: Scenario, **changes: Any) -> Scenario:
     return replace(scenario, layout=replace(scenario.layout, **changes))
 
 
-def zero_stage_strategy(scenario: Scenario, stage: int) -> DataParallelStrategy:
-    """What `layout.data` means as `ddp`, or `zero1` to `zero3`, in this scenario."""
-    name = f"zero{stage}" if stage else "ddp"
+def named_strategy(scenario: Scenario, name: str) -> DataParallelStrategy:
+    """What a name in `layout.data`, such as `zero2`, means in this scenario."""
     return DataParallelConfig.model_validate(name).strategy(scenario.framework.layout_defaults)
 
 

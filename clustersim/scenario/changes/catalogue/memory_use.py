@@ -16,7 +16,13 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute, TiledMlp
 from clustersim.parallel.mesh import CONTEXT, PIPELINE, TENSOR, Axis
 from clustersim.parallel.plan import Plan
-from clustersim.scenario.changes.layout import with_cp_factor, with_layout, with_pp_factor, with_tp_factor
+from clustersim.scenario.changes.layout import (
+    named_strategy,
+    with_cp_factor,
+    with_layout,
+    with_pp_factor,
+    with_tp_factor,
+)
 from clustersim.scenario.changes.scenario_change import (
     ApplyChange,
     Baseline,
@@ -26,7 +32,6 @@ from clustersim.scenario.changes.scenario_change import (
     ScenarioChange,
 )
 from clustersim.scenario.changes.training import with_microbatch_size, with_offload, with_recompute, with_training
-from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.validation_rules.tiled_mlp import check_tiled_mlp
 
@@ -130,7 +135,7 @@ def _higher_zero_stages(baseline: Baseline) -> Iterator[ChangedScenario]:
     if not any(group.dp_size > 1 for group in _scenario_plan(scenario).parameter_groups):
         return
     for name in (name for name in _SHARDED_STRATEGIES if name in supported):
-        strategy = DataParallelConfig.model_validate(name).strategy(scenario.framework.layout_defaults)
+        strategy = named_strategy(scenario, name)
         if strategy.zero_stage > layout.data.zero_stage:
             yield _changed(with_layout(scenario, data=strategy), f"layout.data={name}")
 
