@@ -245,6 +245,10 @@ class ConfigModel(BaseModel):
         """The allowed keys, as spelled in the file, with the types of their values."""
         return {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
 
+    def stated_values(self) -> dict[str, Any]:
+        """Values by field, without those of None: what the user left to a default of elsewhere."""
+        return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
+
     @classmethod
     def config_at(cls, path: Iterable[int | str]) -> "type[ConfigModel] | None":
         """The config model at a path of keys; None where the path leads to a plain value or does not exist."""

@@ -83,7 +83,7 @@ class FsdpConfig(ConfigModel):
 
     def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
         """The strategy as the simulator represents it. defaults: the framework's."""
-        return FullyShard(**{**self.model_dump(), "copies": defaults.copies if self.copies is None else self.copies})
+        return FullyShard(**{"copies": defaults.copies, **self.stated_values()})
 
 
 class HsdpConfig(FsdpConfig):
@@ -139,16 +139,13 @@ class ZeroConfig(FsdpConfig):
     def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
         """The strategy as the simulator represents it. defaults: the framework's."""
         strategy_class = STRATEGY_BY_ZERO_STAGE[self.stage]
-        by_default = {
+        values = {
             "overlap": strategy_class is FullyShard or defaults.overlap_grad_reduce,
             _PARAM_GATHER: f"zero{self.stage}" in defaults.overlapped_gathers,
             "copies": defaults.copies,
+            **self.stated_values(),
+            "bucket": _bucket_bytes(self, defaults),
         }
-        stated = {name: getattr(self, name) for name in type(self).model_fields}
-        values: dict[str, Any] = {
-            name: by_default[name] if stated[name] is None else stated[name] for name in by_default
-        }
-        values = {**stated, **values, "bucket": _bucket_bytes(self, defaults)}
         names = {strategy_field.name for strategy_field in fields(strategy_class)}
         return strategy_class(**{name: value for name, value in values.items() if name in names})
 

@@ -133,9 +133,8 @@ class OverheadsConfig(ConfigModel):
 
         FSDP2 copies gradients into its reduce-scatter buffer, whatever else is fused.
         """
-        stated = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
         defaults = replace(framework, accumulation=Accumulation.COPIED) if data.copies else framework
-        return replace(defaults, **stated)
+        return replace(defaults, **self.stated_values())
 
 
 def resolve_overheads(config: OverheadsConfig | None, framework: Overheads, data: DataParallelStrategy) -> Overheads:
