@@ -39,6 +39,18 @@ def data_parallel_of_stage(stage: int, *, overlap_comm: object) -> Any:
     return {"zero": {"stage": stage, "overlap": True}} if is_asked_for else STRATEGY_BY_STAGE[stage]
 
 
+def zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`zero_optimization`, which was once a bool: stage 1."""
+    zero = config.get("zero_optimization", {})
+    return zero if isinstance(zero, Mapping) else {"stage": int(bool(zero))}
+
+
+def offload_device(zero: Mapping[str, Any], name: str) -> object:
+    """The device that a section of `zero_optimization` offloads to, or that stands in its place; "none" without it."""
+    section = zero.get(name) or "none"
+    return section.get("device", "none") if isinstance(section, Mapping) else section
+
+
 def is_deepspeed_fork(parsed: MegatronArguments) -> bool:
     """Whether arguments are Megatron-DeepSpeed's, whose names and defaults of experts are its own."""
     return not _FORK_FLAGS.isdisjoint(parsed.arguments)
@@ -88,8 +100,8 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
     config = {} if path is None else _read_config(parsed, path, files)
     overlap_comm = None
     if config:
-        stage = str(_zero_section(config).get("stage", 0))
-        overlap_comm = _zero_section(config).get("overlap_comm")
+        stage = str(zero_section(config).get("stage", 0))
+        overlap_comm = zero_section(config).get("overlap_comm")
         _reject_offload(parsed, config)
         if config.get("compression_training"):
             raise parsed.error("deepspeed_config", "its compression_training is not modelled")
@@ -127,16 +139,9 @@ def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str])
     return config
 
 
-def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`zero_optimization`, which was once a bool: stage 1."""
-    zero = config.get("zero_optimization", {})
-    return zero if isinstance(zero, dict) else {"stage": int(bool(zero))}
-
-
 def _reject_offload(parsed: MegatronArguments, config: Mapping[str, Any]) -> None:
     for name in ("offload_optimizer", "offload_param"):
-        section = _zero_section(config).get(name)
-        if isinstance(section, dict) and section.get("device", "none") != "none":
+        if offload_device(zero_section(config), name) != "none":
             raise InputError(
                 f"{parsed.source}: --deepspeed_config: its {name} is not read; leave it out, and write it as "
                 "training.offload in the scenario"

@@ -19,7 +19,7 @@ from typing import Any, Final
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import read_first_text
 from clustersim.interop.accelerate_parallelism import AccelerateParallelism, accelerate_parallelism
-from clustersim.interop.deepspeed_config import STRATEGY_BY_STAGE, data_parallel_of_stage
+from clustersim.interop.deepspeed_config import STRATEGY_BY_STAGE, data_parallel_of_stage, offload_device, zero_section
 from clustersim.interop.hub_models import hub_model
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.yaml_arguments import yaml_mapping
@@ -371,11 +371,11 @@ def _activation_offload(settings: _Settings, fsdp_keys: Mapping[str, Any]) -> di
 def _zero(settings: _Settings, deepspeed: object) -> tuple[Any, dict[str, Any]]:
     """The ZeRO stage of DeepSpeed's JSON, and what it keeps in the host's memory."""
     config = deepspeed if isinstance(deepspeed, Mapping) else _read_json(settings, str(deepspeed))
-    zero = config.get("zero_optimization") or {}
+    zero = zero_section(config)
     stage = zero.get("stage", 0)
-    if stage not in STRATEGY_BY_STAGE:
+    if not isinstance(stage, int) or stage not in STRATEGY_BY_STAGE:
         raise settings.error("deepspeed", f"stage {stage!r} is none; 0 to 3 are")
-    devices = {name: (zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
+    devices = {name: offload_device(zero, name) for name in ("offload_optimizer", "offload_param")}
     if "nvme" in devices.values():
         raise settings.error("deepspeed", "offloading to NVMe is not modelled; to the CPU is")
     offload: dict[str, Any] = (

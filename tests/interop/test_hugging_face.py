@@ -84,6 +84,24 @@ def test_deepspeed_s_json_next_to_the_file_gives_the_stage(tmp_path: Path, stage
         _import({**ARGUMENTS, "deepspeed": "other.json"}, tmp_path)
 
 
+@pytest.mark.parametrize("stage", [7, [2], "two", None])
+def test_a_stage_that_is_none_is_named(stage: object) -> None:
+    with pytest.raises(InputError, match=r"deepspeed: stage .* is none; 0 to 3 are"):
+        _import({**ARGUMENTS, "deepspeed": {"zero_optimization": {"stage": stage}}})
+
+
+@pytest.mark.parametrize(("zero", "data"), [(True, "zero1"), (False, "ddp"), (None, "ddp")])
+def test_zero_that_is_no_section(zero: object, data: str) -> None:
+    """A bool is how DeepSpeed's first releases turned stage 1 on."""
+    assert _import({**ARGUMENTS, "deepspeed": {"zero_optimization": zero}}).mapping["layout"]["data"] == data
+
+
+def test_a_device_in_place_of_a_section_is_offloaded_to() -> None:
+    zero = {"stage": 2, "offload_optimizer": "cpu"}
+    mapping = _import({**ARGUMENTS, "deepspeed": {"zero_optimization": zero}}).mapping
+    assert mapping["training"]["offload"] == {"optimizer": True, "update": "sequential"}
+
+
 @pytest.mark.parametrize(
     ("stage", "overlap_comm", "data"),
     [
