@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import count, pairwise
 from typing import NamedTuple
 
+from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.flops import image_work
@@ -260,6 +261,7 @@ class Plan:
         """A stage's encoder, embedding, layers and head, as far as it has them."""
         return tuple(unit for unit, unit_count in self.counted_units(stage) for _ in range(unit_count))
 
+    @cached_method
     def parameter_count(self, stage: PipelineStage, group: str | None = None) -> int:
         """Number of parameters of a stage on one rank. group: those of one parameter group only."""
         units = self.counted_units(stage)
@@ -268,7 +270,8 @@ class Plan:
             for unit, unit_count in units
         )
 
-    def counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
+    @cached_method
+    def counted_units(self, stage: PipelineStage) -> tuple[tuple[LayerOperators, int], ...]:
         """Units of a stage as (unit, count), consecutive equal ones merged."""
         embedding_units = [(self.embedding, 1)] if stage.has_embedding else []
         mtp_units = [(mtp_embedding, 1) for mtp_embedding in self.mtp_embeddings(stage)]
@@ -276,7 +279,7 @@ class Plan:
         layers = [[(self.layer_by_spec[run.spec], run.count) for run in stack] for stack in stage.stack_and_mtp]
         encoder = self.stage_encoder(stage)
         encoder_units = [] if encoder is None else encoder.plan.counted_units(encoder.stage)
-        return [*encoder_units, *embedding_units, *layers[0], *mtp_units, *layers[1], *head_units]
+        return (*encoder_units, *embedding_units, *layers[0], *mtp_units, *layers[1], *head_units)
 
     @property
     def expert_load(self) -> ExpertLoad | None:
