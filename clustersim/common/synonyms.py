@@ -63,6 +63,7 @@ _WORDS_BY_KEY: Final = {
         "nproc_per_node"
     ),
     "cluster.node.gpus": "gpus_per_node num_gpus_per_node",
+    "cluster.name, of a packaged cluster": "cluster.preset cluster.topology cluster.type cluster_name",
     "cluster.accelerator": "gpu gpu_type gpu_model device_type chip",
     "framework.torch_compile": "compile",
     "framework.numa_binding": "numa numactl numa_bind numa_affinity bindpcie cpu_bind cpu_binding cpu_affinity",
@@ -77,7 +78,9 @@ _WORDS_BY_KEY: Final = {
     "model.ffn": "ffn_hidden_size intermediate_size",
     "model.vocab": "vocab_size padded_vocab_size",
 }
-"""Words by what to write instead: a key of a scenario file, with what it means where that is not plain."""
+"""Words, in a section where it is named, by what to write instead: a key of a scenario file, and what it means where
+that is not plain.
+"""
 KEY_SYNONYMS: Final = MappingProxyType(
     {word: key for key, synonyms in _WORDS_BY_KEY.items() for word in synonyms.split()}
 )
@@ -129,19 +132,19 @@ NAME_SYNONYMS: Final = MappingProxyType(
 )  # fmt: skip
 """Names that people use, by category of data files, with the packaged name that they most likely mean."""
 _UNSUPPORTED_CHIPS: Final = (
-    (re.compile(r"tpu|(?:^|-)v[4-7](?:e|p|lite\w*)?(?:-|$)|trillium|ironwood"), "a TPU"),
+    (re.compile(r"tpu|^v[4-7](?:e|p|lite\w*)?(?:-|$)|trillium|ironwood"), "a TPU"),
     (re.compile(r"trn\d|trainium|inf[12]\b|inferentia|neuron"), "AWS Trainium"),
     (re.compile(r"gaudi|habana|hpu|(?:^|-)dl[12]q?(?:-|$)"), "Intel Gaudi"),
 )
 
 
-def find_key_synonym(word: str) -> str | None:
+def find_key_synonym(word: str, section: str = "") -> str | None:
     """What to write instead of a key of other tools; None for any other word. Case, `-` and `_` do not matter.
 
     >>> find_key_synonym("--Seq-Length")
     'training.sequence'
     """
-    return KEY_SYNONYMS.get(_folded(word))
+    return KEY_SYNONYMS.get(_folded(word), KEY_SYNONYMS.get(f"{section}.{_folded(word)}"))
 
 
 def _folded(word: str) -> str:
@@ -172,11 +175,24 @@ def find_name_synonym(category: str, name: str, available: Iterable[str]) -> str
             f"{chip} is not supported: a compiler of its own plans kernels and collectives, which no model here "
             "describes; choose GPUs of NVIDIA or AMD (clustersim presets lists them)"
         )
-    meant = NAME_SYNONYMS.get(category, {}).get(folded)
+    synonyms = NAME_SYNONYMS.get(category, {})
+    word = _machine_word(folded, synonyms) if category == "clusters" else folded
+    of_a_provider = next((other for other in sorted(available) if other.endswith(f"-{folded}")), None)
+    meant = synonyms.get(folded) or of_a_provider or synonyms.get(word)
     if meant is None:
         return None
-    others = ", ".join(sorted(other for other in available if folded in other.split("-") and other != meant))
+    others = ", ".join(sorted(other for other in available if word in other.split("-") and other != meant))
     return f"did you mean {meant}?{f' Others: {others}' if others else ''}"
+
+
+def _machine_word(folded: str, synonyms: Collection[str]) -> str:
+    """The word of a machine's name that has a cluster, such as its GPU; the whole name without one.
+
+    >>> _machine_word("h100-sxm-80gb", ["h100"])
+    'h100'
+    """
+    words = (folded, *re.split(r"[-.]", folded))
+    return next((word for word in words if word in synonyms), folded)
 
 
 def describe_model_name(name: str, presets: Iterable[str]) -> str | None:

@@ -56,7 +56,7 @@ def translate_validation_error(
 
 def _meant_keys(detail: ErrorDetails) -> Iterator[str]:
     """The dotted key that another tool's word for it stands for, which is not missing besides."""
-    if (meant := find_key_synonym(str(detail["loc"][-1]))) is not None:
+    if (meant := find_key_synonym(str(detail["loc"][-1]), str(detail["loc"][0]))) is not None:
         yield re.split(r"[,:]", meant)[0]
 
 
@@ -135,7 +135,7 @@ def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigMo
         return f"{location[-2]} has no options"
     if len(location) > 1 and location[-1] in root_model.key_types():
         return f"did you mean {word}, a key of the whole file?"
-    if (meant := find_key_synonym(word)) is not None:
+    if (meant := find_key_synonym(word, str(location[0]))) is not None:
         return f"write {meant}"
     if has_no_effect(word):
         return "the time of a step does not depend on it, leave it out"

@@ -111,6 +111,12 @@ def test_every_synonym_stands_for_a_key_that_exists() -> None:
     [
         ("cluster=h100", ["did you mean dgx-h100?", "azure-nd-h100-v5", "oci-h100"]),
         ("cluster=A100", ["did you mean dgx-a100?"]),
+        ("cluster=h100-sxm-80gb", ["did you mean dgx-h100?", "oci-h100"]),
+        ("cluster=hgx-h100", ["did you mean dgx-h100?"]),
+        ("cluster=p5.48xlarge", ["did you mean aws-p5?"]),
+        ("cluster=nd-h100-v5", ["did you mean azure-nd-h100-v5?"]),
+        ("cluster.preset=h100", ["write cluster.name"]),
+        ("cluster.topology=dgx-h100", ["write cluster.name"]),
         ("cluster.accelerator=a100", ["did you mean a100-sxm-80gb?", "a100-pcie-80gb"]),
         ("cluster=aws-trn2", ["AWS Trainium is not supported", "compiler of its own", "clustersim presets"]),
         ("cluster=tpu-v5p", ["a TPU is not supported", "choose GPUs of NVIDIA or AMD"]),
