@@ -20,7 +20,7 @@ import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.dtypes import DType
-from clustersim.common.units import Bytes, Seconds
+from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
 from clustersim.memory.overlapped_passes import overlapped_peak
@@ -28,12 +28,11 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, OverlappedPair, ScheduleEntry
 
 
-class TimedPass(NamedTuple):
-    """One action and when it ran (any increasing numbers will do where only the peak is needed)."""
+class TimedPasses(NamedTuple):
+    """The passes of a rank, in any order. bounds: [passes, 2] seconds when each begins and ends."""
 
-    action: Action
-    start: Seconds
-    end: Seconds
+    actions: Sequence[Action]
+    bounds: FloatArray
 
 
 PassType = tuple[tuple[int, ActionKind], ...]
@@ -129,34 +128,33 @@ _NOT_ALLOCATED = (MemoryCategory.CONTEXT, MemoryCategory.COMMUNICATION)
 
 
 def ledger_from_passes(
-    footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Sequence[TimedPass]
+    footprint: Footprint, activations: Activations, pipeline_rank: int, passes: TimedPasses
 ) -> MemoryLedger:
     """The ledger of a rank that ran these passes."""
-    entries, intervals = zip(*_paired_passes(passes), strict=True) if passes else ((), ())
-    bounds = np.array(intervals, dtype=np.float64).reshape(-1, 2)
-    order = pass_order(entries)
-    times, is_begin, changes = _memory_events(footprint, activations, order, bounds)
+    entries, bounds = _paired_passes(passes)
+    times, is_begin, changes = _memory_events(footprint, activations, pass_order(entries), bounds)
     by_time = np.lexsort((is_begin, times))  # at equal times what has ended is freed first
     ordered = _with_created_gradients(footprint, activations, pipeline_rank, changes[by_time])
     return _build_ledger(footprint, pipeline_rank, times[by_time], ordered)
 
 
-def _paired_passes(passes: Sequence[TimedPass]) -> Iterator[tuple[ScheduleEntry, tuple[Seconds, Seconds]]]:
-    """Passes, and pairs of a forward and a backward that overlap in time, with when each begins and ends."""
-    in_order = sorted(passes, key=lambda timed: (timed.start, timed.end))
-    index = 0
-    while index < len(in_order):
-        (first, start, end), following = in_order[index], in_order[index + 1 : index + 2]
-        index += 1
-        kinds = {first.kind, *(timed.action.kind for timed in following)}
-        if following and following[0].start < end and kinds == {ActionKind.FORWARD, ActionKind.BACKWARD}:
-            second, _, second_end = following[0]
-            is_forward_first = first.kind is ActionKind.FORWARD
-            pair = OverlappedPair(*((first, second) if is_forward_first else (second, first)))
-            yield pair, (start, max(end, second_end))
-            index += 1
-        else:
-            yield first, (start, end)
+def _paired_passes(passes: TimedPasses) -> tuple[list[ScheduleEntry], FloatArray]:
+    """Passes, and pairs of a forward and a backward that overlap in time, in order of their begin; their bounds."""
+    order = np.lexsort((passes.bounds[:, 1], passes.bounds[:, 0]))
+    bounds, entries = passes.bounds[order], [passes.actions[index] for index in order.tolist()]
+    overlaps_next = np.flatnonzero(bounds[1:, 0] < bounds[:-1, 1])
+    paired: dict[int, OverlappedPair] = {}
+    for first in overlaps_next.tolist():
+        both = entries[first], entries[first + 1]
+        if first - 1 not in paired and {action.kind for action in both} == {ActionKind.FORWARD, ActionKind.BACKWARD}:
+            paired[first] = OverlappedPair(*(both if both[0].kind is ActionKind.FORWARD else both[::-1]))
+    ends = bounds[:, 1].copy()
+    for first in paired:
+        ends[first] = max(ends[first], ends[first + 1])
+    is_entry = np.ones(len(entries), dtype=bool)
+    is_entry[[first + 1 for first in paired]] = False
+    kept = np.flatnonzero(is_entry)
+    return [paired.get(index, entries[index]) for index in kept.tolist()], np.stack([bounds[:, 0], ends], axis=1)[kept]
 
 
 def ledger_from_order(

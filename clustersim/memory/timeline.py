@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.units import Bytes, Seconds
+from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import MemoryLedger, PassOrder, TimedPass, ledger_from_order, ledger_from_passes
-from clustersim.program.action import Action
+from clustersim.memory.ledger import MemoryLedger, PassOrder, TimedPasses, ledger_from_order, ledger_from_passes
 from clustersim.program.program import Program
-from clustersim.program.task import ComputeTask, Stream
+from clustersim.program.task import Stream
 from clustersim.trace.trace import Trace
 
 
@@ -35,26 +34,24 @@ def ledgers_from_trace(footprint: Footprint, program: Program, trace: Trace) -> 
         yield ledger_from_passes(footprint, activations, pipeline_rank, passes)
 
 
-def _timed_passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[TimedPass]:
-    """The actions of a simulated rank in the first step (this many microbatches), with their times.
+def _timed_passes(program: Program, trace: Trace, rank: int, microbatches: int) -> TimedPasses:
+    """The passes of a simulated rank in the first step (this many microbatches), with their times.
 
-    An action that is split, so that others may run in between, lasts from its first task to its last. No action
+    A pass that is split, so that others may run in between, lasts from its first task to its last. No pass
     begins before the previous one has ended, not even by floating-point rounding.
     """
-    tasks = program.programs[int(program.program_index[rank])].tasks
-    start_of: dict[Action, Seconds] = {}
-    end_of: dict[Action, Seconds] = {}
+    rank_program = program.programs[int(program.program_index[rank])]
     event_indices = trace.rank_events(rank, Stream.COMPUTE)
-    columns = (column[event_indices].tolist() for column in (trace.task, trace.start, trace.end))
-    stream_free = 0.0
-    for task_id, begin, end in zip(*columns, strict=True):
-        start, stream_free = max(begin, stream_free), end
-        task = tasks[task_id]
-        if not isinstance(task, ComputeTask) or task.action is None or task.action.microbatch >= microbatches:
-            continue
-        start_of.setdefault(task.action, start)
-        end_of[task.action] = end
-    return [TimedPass(action, start, end_of[action]) for action, start in start_of.items()]
+    passes, end = rank_program.action_index[trace.task[event_indices]], trace.end[event_indices]
+    start = np.maximum(trace.start[event_indices], np.append(0.0, end)[:-1])
+    in_first_step = np.array([action.microbatch < microbatches for action in rank_program.actions] + [False])
+    is_counted = in_first_step[passes]
+    passes, start, end = passes[is_counted], start[is_counted], end[is_counted]
+    ran, first = np.unique(passes, return_index=True)
+    last_end = np.empty(len(rank_program.actions))
+    last_end[passes] = end  # of equal indices numpy keeps the last
+    actions = tuple(rank_program.actions[index] for index in ran.tolist())
+    return TimedPasses(actions, np.stack([start[first], last_end[ran]], axis=1))
 
 
 def capacity_by_pipeline_rank(memory_bytes: FloatArray, stage: IntArray) -> tuple[Bytes, ...]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.interning import Interner
-from clustersim.program.action import ActionKind
+from clustersim.program.action import Action, ActionKind
 from clustersim.program.loops import Loop, find_loops
 from clustersim.program.task import CommOp, ComputeTask, Segment, Stream, Task
 
@@ -85,15 +85,31 @@ class RankProgram:
         counts = (len(task.segment.operations) if isinstance(task, ComputeTask) else 0 for task in self.tasks)
         return tuple(accumulate(counts, initial=0))
 
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """Distinct passes that tasks belong to, in task order."""
+        return self._interned_actions[0]
+
+    @property
+    def action_index(self) -> IntArray:
+        """[tasks] index into `actions` of the pass that each task computes; -1 for other tasks."""
+        return self._interned_actions[1]
+
+    @cached_property
+    def _interned_actions(self) -> tuple[tuple[Action, ...], IntArray]:
+        """`actions` and `action_index`."""
+        actions = Interner[Action]()
+        indices = [
+            actions.index_of(task.action) if isinstance(task, ComputeTask) and task.action is not None else -1
+            for task in self.tasks
+        ]
+        return actions.values, np.array(indices, dtype=np.int64)
+
     @cached_property
     def pass_kinds(self) -> IntArray:
         """[tasks] index in `PASS_KINDS` of the kind of pass that each task computes; beyond it for other tasks."""
-        kinds = (
-            task.action.kind if isinstance(task, ComputeTask) and task.action is not None else None
-            for task in self.tasks
-        )
-        index_of: dict[ActionKind | None, int] = {kind: index for index, kind in enumerate((*PASS_KINDS, None))}
-        return np.array([index_of[kind] for kind in kinds], dtype=np.int64)
+        kinds = [*(PASS_KINDS.index(action.kind) for action in self.actions), len(PASS_KINDS)]
+        return np.array(kinds, dtype=np.int64)[self.action_index]
 
     @cached_property
     def task_signatures(self) -> IntArray:

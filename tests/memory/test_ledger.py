@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
-from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_passes, pass_order
+from clustersim.memory.ledger import TimedPasses, ledger_from_order, ledger_from_passes, pass_order
 from clustersim.model.framework import Framework
 from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
@@ -101,7 +101,7 @@ def test_ledger_times_are_those_of_the_passes() -> None:
     """One microbatch: kept from the forward's start, more during backward, nothing after it."""
     plan = pipeline_plan(1, 1, layout=Layout(tp=8))
     activations, (stage,) = Activations(plan), plan.stages
-    passes = [TimedPass(Action(0, F, 0), 1.0, 2.0), TimedPass(Action(0, B, 0), 5.0, 9.0)]
+    passes = TimedPasses([Action(0, F, 0), Action(0, B, 0)], np.array([[1.0, 2.0], [5.0, 9.0]]))
     timeline = ledger_from_passes(Footprint(plan, BARE, 0.0), activations, 0, passes)
     kept_bytes, transient_bytes = activations.saved_bytes(stage), activations.transient_bytes(stage)
     assert timeline.times.tolist() == [1.0, 5.0, 9.0]
@@ -120,12 +120,12 @@ def test_ended_passes_are_freed_before_passes_that_start_at_the_same_time() -> N
 def test_the_peak_does_not_depend_on_pass_durations(times: list[tuple[float, float]]) -> None:
     """One stream: a pass starts when the previous one has ended, or some time later."""
     plan = pipeline_plan(4, 8)
-    actions, passes, now = OneFOneB().order(4, 8)[0], [], 0.0
-    for action, (gap, length) in zip(actions, times, strict=True):
-        passes.append(TimedPass(action, now + gap, now + gap + length))
-        now = passes[-1].end
+    actions, bounds, now = OneFOneB().order(4, 8)[0], [], 0.0
+    for gap, length in times:
+        bounds.append((now + gap, now + gap + length))
+        now = bounds[-1][1]
     footprint, activations = Footprint(plan, BARE, 0.0), Activations(plan)
-    timed = ledger_from_passes(footprint, activations, 0, passes).peak
+    timed = ledger_from_passes(footprint, activations, 0, TimedPasses(actions, np.array(bounds))).peak
     assert timed == pytest.approx(ledger_from_order(footprint, activations, 0, pass_order(actions)).peak)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from clustersim import Scenario, check
 from clustersim.build import build_plan
 from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_passes, pass_order
+from clustersim.memory.ledger import TimedPasses, ledger_from_order, ledger_from_passes, pass_order
 from clustersim.memory.overlapped_passes import overlapped_peak
 from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, Training
@@ -79,14 +80,12 @@ def test_a_simulated_overlap_has_the_peak_of_its_order() -> None:
     plan = overlapped_plan()
     footprint, activations = Footprint(plan, BARE, 0.0), Activations(plan)
     entries = Overlapped1F1B(Interleaved(2)).order(4, 8)[1]
-    passes = []
+    actions, bounds = [], []
     for start, entry in enumerate(entries):
-        actions = (entry,) if isinstance(entry, Action) else (entry.backward, entry.forward)
-        passes += [
-            TimedPass(action, start + delay, start + 0.8 + delay)
-            for action, delay in zip(actions, (0.0, 0.1), strict=False)
-        ]
-    timed = ledger_from_passes(footprint, activations, 1, passes)
+        both = (entry,) if isinstance(entry, Action) else (entry.backward, entry.forward)
+        actions += both
+        bounds += [(start + delay, start + 0.8 + delay) for delay in (0.0, 0.1)[: len(both)]]
+    timed = ledger_from_passes(footprint, activations, 1, TimedPasses(actions, np.array(bounds)))
     assert timed.peak == pytest.approx(ledger_from_order(footprint, activations, 1, pass_order(entries)).peak)
     assert timed.activations[-1] == pytest.approx(0.0, abs=1.0)
 
