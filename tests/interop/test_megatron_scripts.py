@@ -591,6 +591,14 @@ def test_layers_that_do_not_divide_into_stages_are_refused() -> None:
         ("srun -n 8 numactl --cpunodebind=0 python", False),
         ("numactl --cpunodebind=$NODE torchrun --nproc_per_node 8", False),
         ("srun -n 8 numactl --membind=$SLURM_LOCALID python", False),
+        ("srun -n 8 --cpu-bind=map_ldom:0,0,0,0,1,1,1,1 python", True),
+        ("srun -n 8 --cpu_bind verbose,mask_cpu:0xff*4,0xff00*4 python", True),
+        ("MASKS=ff,ff00; srun -n 8 --cpu-bind=mask_cpu:$MASKS python", True),
+        ("SLURM_CPU_BIND=map_cpu:0,8,16,24,32,40,48,56 srun -n 8 python", True),
+        ("srun -n 8 --cpu-bind=map_ldom:0 python", False),
+        ("srun -n 8 --cpu-bind=none python", False),
+        ("srun -n 8 --cpu-bind=cores python", False),
+        ("srun -N 1 --cpu-bind=map_ldom:0,1 torchrun --nproc_per_node 8", False),
     ],
 )
 def test_launchers_that_bind_each_rank_are_read(launcher: str, is_bound: bool) -> None:

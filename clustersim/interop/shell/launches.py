@@ -27,6 +27,8 @@ _BINDERS: Final = {"bindpcie", "bind.sh"}
 _BINDING_OPTIONS: Final = {"numa-binding", "bind-cores-to-rank"}
 _NUMACTL_OPTIONS: Final = {"cpunodebind", "nodes", "physcpubind", "C"}
 """numactl's options for cores; `options_of` reads -N as Slurm does."""
+_SLURM_BINDING: Final = re.compile(r"(?:map|mask)_(?:cpu|ldom):(.+)")
+"""Slurm's bindings of tasks one by one; what precedes it says how much is printed (`verbose,`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +61,47 @@ def find_launch(
     processes = _processes(launcher, environment, header, run)
     if processes == "1" and _has_outer_launcher(launcher, shell_words[position + 1 :], run):
         processes = None
-    arguments, numa_bound = tuple(shell_words[position + 1 :]), _is_numa_bound(launcher)
+    arguments, numa_bound = tuple(shell_words[position + 1 :]), _is_numa_bound(launcher, environment)
     return Launch(program.removesuffix(".py"), is_module, arguments, processes, line, numa_bound)
 
 
-def _is_numa_bound(launcher: Sequence[str]) -> bool:
+def _is_numa_bound(launcher: Sequence[str], environment: Mapping[str, object]) -> bool:
     """Whether the commands before a program bind each of its processes to the cores next to its GPU.
 
     torchrun and DeepSpeed's launcher have an option (docs.pytorch.org/docs/main/elastic/numa.html;
     deepspeed/launcher/runner.py), NVIDIA's bindpcie and bind.sh do nothing else. numactl binds what it starts: each
-    process by itself where it is behind the launcher, and its nodes or cores depend on the process.
+    process by itself where it is behind the launcher, and its nodes or cores depend on the process. srun binds tasks.
     """
     names = [posixpath.basename(word) for word in launcher]
     if _BINDERS & {*names} or _BINDING_OPTIONS & {name for name, value in options_of(launcher) if value != "none"}:
         return True
+    if "srun" in names and _is_bound_by_slurm(launcher[names.index("srun") + 1 :], environment):
+        return True
     if "numactl" not in names:
         return False
     bound = launcher[names.index("numactl") + 1 :]
-    is_each_process = not {*names[len(names) - len(bound) :]} & {*_LAUNCHERS, *_TORCH_MODULES}
-    return is_each_process and any("\0" in value for name, value in options_of(bound) if name in _NUMACTL_OPTIONS)
+    return _starts_one_process(bound) and any(
+        "\0" in value for name, value in options_of(bound) if name in _NUMACTL_OPTIONS
+    )
+
+
+def _is_bound_by_slurm(launcher: Sequence[str], environment: Mapping[str, object]) -> bool:
+    """Whether srun, whose words follow it, binds each process to cores that depend on it.
+
+    Only lists of cores or NUMA nodes of single tasks count (map_cpu, mask_cpu, map_ldom, mask_ldom); one entry is that
+    of all. What Slurm chooses (cores, sockets, ldoms, rank_ldom) follows the distribution of tasks, by default one
+    socket after the other, not the GPU of a task (SchedMD/slurm@284c3b95, doc/man/man1/srun.1).
+    """
+    options = {"cpu-bind": environment.get("SLURM_CPU_BIND"), **dict(options_of(launcher))}
+    binding = _SLURM_BINDING.search(str(options["cpu-bind"]))
+    if binding is None or not _starts_one_process(launcher):
+        return False
+    return "\0" in binding[1] or len({entry.split("*")[0] for entry in binding[1].split(",")}) > 1
+
+
+def _starts_one_process(launcher: Sequence[str]) -> bool:
+    """Whether the commands before a program start no further processes."""
+    return not {posixpath.basename(word) for word in launcher} & {*_LAUNCHERS, *_TORCH_MODULES}
 
 
 def _has_outer_launcher(launcher: Sequence[str], shell_words: Sequence[str], run: ScriptRun) -> bool:
