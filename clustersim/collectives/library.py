@@ -12,7 +12,7 @@ NCCL's constants are those of its own cost model (ncclTopoTuneModel), by which i
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, TypeVar
@@ -140,25 +140,25 @@ class NetworkConstants:
     message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
     not work over it, or are disabled; routed_efficiency: fraction where messages are routed tokens, whose sizes
     differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`);
-    post_seconds: to post one message, beyond the variant's; token_seconds: that a dispatcher's port takes at least for
-    each token, where a process of the host sends it; max_rate: bytes/s of a port that follow from it.
+    message_seconds: that a process of the host needs for each message of a dispatcher, whichever peer it goes to;
+    peer_message_seconds: for each that goes to one peer, where those to others do not wait for it.
     """
 
     efficiency: float
     message_latency: Seconds
     unsupported: frozenset[str]
     routed_efficiency: float | None = None
-    post_seconds: Seconds = 0.0
-    token_seconds: Seconds = 0.0
-    max_rate: BytesPerSecond = math.inf
+    message_seconds: Seconds = 0.0
+    peer_message_seconds: Seconds = 0.0
 
     def for_routed_tokens(self) -> "NetworkConstants":
         """Those of all-to-alls that send routed tokens."""
         return self if self.routed_efficiency is None else replace(self, efficiency=self.routed_efficiency)
 
-    def with_token_bytes(self, token_bytes: Bytes) -> "NetworkConstants":
-        """Those of a dispatcher's tokens of this size."""
-        return replace(self, max_rate=token_bytes / self.token_seconds) if self.token_seconds else self
+    def max_port_rate(self, message_bytes: Bytes, peers: int) -> BytesPerSecond:
+        """Bytes/s of a port that sends messages of this size to so many nodes."""
+        seconds = max(self.message_seconds, self.peer_message_seconds / max(peers, 1))
+        return message_bytes / seconds if seconds else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +225,12 @@ class SmCopyCost:
 
     def tokens_per_chunk(self, ranks: int) -> int:
         """Tokens per chunk in a group of `ranks` members."""
-        chunk_sizes = (tokens for max_ranks, tokens in self.chunk_tokens if ranks <= max_ranks)
-        return next(chunk_sizes, self.chunk_tokens[-1][1] if self.chunk_tokens else 1)
+        return tokens_by_ranks(self.chunk_tokens, ranks) if self.chunk_tokens else 1
+
+
+def tokens_by_ranks(pairs: Sequence[tuple[int, int]], ranks: int) -> int:
+    """Tokens in a group of `ranks` members, of (maximum number of ranks, tokens) pairs; larger groups use the last."""
+    return next((tokens for max_ranks, tokens in pairs if ranks <= max_ranks), pairs[-1][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +245,8 @@ class AlgorithmVariant:
     that it is used for. uses_p2p_channels: limited by the library's `p2p_channels`. pipeline: chunking, where it
     differs from the library's. correction_factors: see `chunking`. chunk_steps: chunk sizes in one domain, in up
     to three, and in more. uses_channel_ramp: subject to `channel_ramp`. sm_copy_cost: of tokens, None where SMs
-    do not limit; max_nvlink_rate: bytes/s of a GPU's NVLink ports that follow from it.
+    do not limit; max_nvlink_rate: bytes/s of a GPU's NVLink ports that follow from it. message_tokens: of a
+    dispatcher's messages over the network, by ranks as `chunk_tokens`; message_bytes: that follow from them.
     """
 
     algorithm: str
@@ -264,6 +269,8 @@ class AlgorithmVariant:
     uses_channel_ramp: bool = False
     sm_copy_cost: SmCopyCost | None = None
     max_nvlink_rate: BytesPerSecond = math.inf
+    message_tokens: tuple[tuple[int, int], ...] = ()
+    message_bytes: Bytes = math.inf
 
     @property
     def name(self) -> str:
@@ -310,23 +317,27 @@ class Library:
         """The library with kernels on `sm_count` SMs; None: the default."""
         return self if sm_count is None else replace(self, sm_count=sm_count)
 
-    def with_token_bytes(self, token_bytes: Bytes, ranks: int) -> "Library":
+    def with_token_bytes(self, token_bytes: Bytes, ranks: int, message_tokens: int | None = None) -> "Library":
         """The library for tokens of `token_bytes` between `ranks` ranks.
 
-        NVLink rates are limited by the copy rate of the SMs that the library uses, network ports' by what they need for
-        a token.
+        NVLink rates are limited by the copy rate of the SMs that the library uses, network ports' by messages.
+        message_tokens: tokens of a message, None: the library's default.
         """
-        variants = tuple(
-            replace(variant, max_nvlink_rate=self.sm_count * variant.sm_copy_cost.sm_rate(token_bytes, ranks))
-            if variant.sm_copy_cost
-            else variant
-            for variant in self.variants
+        return replace(
+            self,
+            variants=tuple(
+                replace(
+                    variant,
+                    max_nvlink_rate=self.sm_count * variant.sm_copy_cost.sm_rate(token_bytes, ranks)
+                    if variant.sm_copy_cost
+                    else math.inf,
+                    message_bytes=token_bytes * (message_tokens or tokens_by_ranks(variant.message_tokens, ranks))
+                    if variant.message_tokens
+                    else math.inf,
+                )
+                for variant in self.variants
+            ),
         )
-        networks = {
-            technology: network.with_token_bytes(token_bytes)
-            for technology, network in self.network_by_technology.items()
-        }
-        return replace(self, variants=variants, network_by_technology=networks)
 
     def for_routed_tokens(self) -> "Library":
         """The library where its all-to-alls send routed tokens."""
@@ -366,11 +377,6 @@ class Library:
         return frozenset().union(
             *(self.network_constants(technology).unsupported for technology in technologies.networks)
         )
-
-    def network_post_seconds(self, technologies: LinkTechnologies) -> Seconds:
-        """Seconds to post one message between nodes, beyond the variant's."""
-        by_network = (self.network_constants(technology).post_seconds for technology in technologies.networks)
-        return max(by_network, default=0.0)
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """Constants of an NVLink generation; raise InputError where the library has none."""

@@ -125,8 +125,8 @@ def _read_network(section: MappingReader, names: Iterable[str]) -> NetworkConsta
         if unsupported
         else frozenset(),
         section.get_fraction("routed_efficiency") if section.has_key("routed_efficiency") else None,
-        _get_time(section, "post") if section.has_key("post") else 0.0,
-        _get_time(section, "token_time") if section.has_key("token_time") else 0.0,
+        _get_time(section, "message_time") if section.has_key("message_time") else 0.0,
+        _get_time(section, "peer_message_time") if section.has_key("peer_message_time") else 0.0,
     )
 
 
@@ -206,6 +206,7 @@ def _read_variant(section: MappingReader) -> AlgorithmVariant:
         sm_copy_cost=_read_sm_copy_cost(section.get_section("sm_copy_cost"))
         if section.has_key("sm_copy_cost")
         else None,
+        message_tokens=_read_tokens_by_ranks(section, "message_tokens"),
     )
     section.reject_unknown_keys()
     return variant
@@ -239,11 +240,15 @@ def _read_sm_copy_cost(section: MappingReader) -> SmCopyCost:
         _get_time(section, "token_time"),
         section.get_quantity("bandwidth", Dimension.BANDWIDTH),
         _get_time(section, "chunk_time") if section.has_key("chunk_time") else 0.0,
-        _read_chunk_tokens(section.get_items("chunk_tokens")) if section.has_key("chunk_tokens") else (),
+        _read_tokens_by_ranks(section, "chunk_tokens"),
     )
 
 
-def _read_chunk_tokens(pairs: MappingReader) -> tuple[tuple[int, int], ...]:
+def _read_tokens_by_ranks(section: MappingReader, name: str) -> tuple[tuple[int, int], ...]:
+    """Pairs of a number of ranks and tokens; none where the file has no such key."""
+    if not section.has_key(name):
+        return ()
+    pairs = section.get_items(name)
     return tuple(_read_count_pair(pairs, key) for key in pairs.key_names())
 
 

@@ -140,7 +140,8 @@ def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVa
         constants = library.network_constants(technology)
         bandwidth[links] = table.bandwidth[links] * constants.efficiency * variant.efficiency
         ports = links & (table.kind == LINK_KINDS.index(LinkKind.NIC))
-        bandwidth[ports] = np.minimum(bandwidth[ports], constants.max_rate)
+        max_rate = constants.max_port_rate(variant.message_bytes, domain_count - 1)
+        bandwidth[ports] = np.minimum(bandwidth[ports], max_rate)
     for technology in technologies.nvlink_generations:
         links = on_nvlink & (table.technology == TECHNOLOGIES.index(technology))
         factor, rate_limit = _nvlink_limits(library.nvlink_constants(technology), variant, domain_count)

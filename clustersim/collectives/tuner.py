@@ -484,7 +484,6 @@ class Tuner(FieldPickling):
         total = np.zeros((4, len(phase_loads[0].bottleneck.local_latency)))
         for phase_load in phase_loads:
             latency = phase_latency(phase_load.bottleneck, phase_load.latency_steps, variant, network_only=network_only)
-            latency += phase_load.latency_steps.posts * self.library.network_post_seconds(self._technologies)
             total += phase_coefficients(phase_load.bottleneck, rates, latency, phase_load.fill_stages)
         return total
 

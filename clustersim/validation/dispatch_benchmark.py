@@ -35,6 +35,10 @@ _TOP_K_PATTERN: Final = re.compile(r"top-(\d+)(?! groups)")
 _GROUPS_PATTERN: Final = re.compile(r"top-(\d+) groups")
 _LOCAL_EXPERTS_PATTERN: Final = re.compile(r"(\d+) local experts")
 _DEEPEP_V2_PATTERN: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the README's table since version 2
+_TUNED_NOTE: Final = "of the best chunk size"  # text in the notes
+_TUNED_MESSAGE_TOKENS: Final = (
+    24  # best over EFA: uccl-project/uccl@da914a20, ep/bench/megatron/README.md
+)
 _FP8_SCALE_BLOCK: Final = 128  # FP8 elements that share a 4-byte scale
 _MAX_SIZE: Final = 10**7
 
@@ -44,7 +48,8 @@ class DispatchBenchmark:
     """One benchmark row.
 
     tokens_per_rank: tokens that each rank sends; sm_count: SMs of the dispatcher's kernels, None: its default;
-    is_kernel_only: whether only the kernels were timed, not the call.
+    is_kernel_only: whether only the kernels were timed, not the call; message_tokens: tokens of a message over the
+    network, None: the dispatcher's default.
     """
 
     collective: CollectiveType
@@ -52,6 +57,7 @@ class DispatchBenchmark:
     tokens_per_rank: int
     sm_count: int | None
     is_kernel_only: bool
+    message_tokens: int | None
 
     @property
     def payload(self) -> Bytes:
@@ -64,8 +70,9 @@ class DispatchBenchmark:
         return load_dispatcher(self.routing.dispatcher)
 
     def configured_library(self, library: Library, gpu_count: int) -> Library:
-        """A dispatcher's constants for the row's SM count, GPU count and token size."""
-        return library.with_sm_count(self.sm_count).with_token_bytes(self.routing.token_bytes, gpu_count)
+        """A dispatcher's constants for the row's SM count, GPU count and sizes of tokens and messages."""
+        with_sms = library.with_sm_count(self.sm_count)
+        return with_sms.with_token_bytes(self.routing.token_bytes, gpu_count, self.message_tokens)
 
     def predicted_seconds(self, fabric: Fabric, gpu_count: int, library: Library | None = None) -> Seconds:
         """Predicted time on gpu_count GPUs; library: constants, None: the packaged ones."""
@@ -120,8 +127,9 @@ def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
     routing = TokenRouting(
         _dispatcher(case), local_experts * ranks, top_k, groups, group_limit, token_bytes=token_bytes
     )
+    sm_count, message_tokens = _parse_integer(_SMS_PATTERN, text, 0) or None, _TUNED_MESSAGE_TOKENS
     return DispatchBenchmark(
-        collective, routing, tokens, _parse_integer(_SMS_PATTERN, text, 0) or None, "kernel only" in text
+        collective, routing, tokens, sm_count, "kernel only" in text, message_tokens if _TUNED_NOTE in text else None
     )
 
 
