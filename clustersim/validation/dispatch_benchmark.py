@@ -36,9 +36,7 @@ _GROUPS_PATTERN: Final = re.compile(r"top-(\d+) groups")
 _LOCAL_EXPERTS_PATTERN: Final = re.compile(r"(\d+) local experts")
 _DEEPEP_V2_PATTERN: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the README's table since version 2
 _TUNED_NOTE: Final = "of the best chunk size"  # text in the notes
-_TUNED_MESSAGE_TOKENS: Final = (
-    24  # best over EFA: uccl-project/uccl@da914a20, ep/bench/megatron/README.md
-)
+_TUNED_MESSAGE_TOKENS: Final = 24  # best over EFA: uccl-project/uccl@da914a20, ep/bench/megatron/README.md
 _FP8_SCALE_BLOCK: Final = 128  # FP8 elements that share a 4-byte scale
 _MAX_SIZE: Final = 10**7
 
