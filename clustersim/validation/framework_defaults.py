@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
 from clustersim.model.overheads import RingAttention
+from clustersim.model.training import FusedKernel
 from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
@@ -59,7 +60,9 @@ _FLA_NOTE: Final = "flash-linear-attention's own trainer"
 # fused_linear_cross_entropy are True; fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on
 # by default, with DeepSpeed's FusedAdam
 _KERNEL_LIBRARY_FUSES: Final = ("norm", "rotary", "activation", "optimizer")
-_FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
+_FUSED_ADAM_NOTE: Final = re.compile(r"(?:^|; )fused AdamW; (eager|torch\.compile)")
+_COMPILED_LOSS_NOTE: Final = "compiled loss"  # it is inside what torch.compile gets (KellerJordan/modded-nanogpt, nanoGPT)
+_AUTOCAST_NOTE: Final = "autocast of fp32 weights"
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
 # What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say
@@ -147,15 +150,18 @@ class FrameworkDefaults:
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
         stated_loss |= {"loss": "chunked_nll"} if _CHUNKED_NLL_NOTE in notes else {}
+        stated_loss |= {"loss": "compiled"} if _COMPILED_LOSS_NOTE in notes else {}
         if _FLA_NOTE in notes:
             return stated_loss | {"fused": [*_KERNEL_LIBRARY_FUSES]}
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
-        return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
+        return stated_loss | _fused_by_adam_note(notes)
 
     def kernel_overheads(self, case: ValidationCase) -> dict[str, Any]:
         """`training.overheads`, where the row's kernels differ from the software's: Liger's SwiGLU saves memory."""
-        return {"activation_in_place": True} if _LIGER_NOTE in case.text("notes") else {}
+        notes = case.text("notes")
+        in_place = {"activation_in_place": True} if _LIGER_NOTE in notes else {}
+        return in_place | ({"autocast": True} if _AUTOCAST_NOTE in notes else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
         """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
@@ -448,6 +454,14 @@ def _cuda_graph_scope(case: ValidationCase) -> bool | str:
     if has_experts(case) and _ATTENTION_GRAPH_NOTE.search(notes):
         return GraphCapture.OUTSIDE_EXPERTS.value
     return _CUDA_GRAPH_NOTE.search(notes) is not None and not (has_experts(case) and _ROUTER_GRAPH_NOTE.search(notes))
+
+
+def _fused_by_adam_note(notes: str) -> dict[str, list[str]]:
+    """`training.fused` of a row whose optimizer is one kernel: a compiler fuses all the rest, eager code nothing."""
+    stated = _FUSED_ADAM_NOTE.search(notes)
+    if stated is None:
+        return {}
+    return {"fused": ["optimizer"] if stated[1] == "eager" else [kind.value for kind in FusedKernel]}
 
 
 def _liger_loss(notes: str) -> str:

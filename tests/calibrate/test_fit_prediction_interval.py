@@ -118,7 +118,7 @@ def test_errors_that_are_all_slow_move_the_interval_to_the_slow_side() -> None:
 
 def test_publishers_are_held_out_where_there_are_enough() -> None:
     """Two sources of NVIDIA's are one group beside four others; with three others sources stay alone."""
-    sources = ["dgxc", "megatron-bridge", "bloom", "vtrain", "internevo", "nanotron"]
+    sources = ["dgxc", "megatron-bridge", "bloom", "vtrain", "internevo", "fms-fsdp"]
     steps = [replace(step, source=name, group=name) for name, step in zip(sources, synthetic_steps(6, 1), strict=True)]
     assert [step.group for step in with_groups(steps)] == ["NVIDIA", "NVIDIA", *sources[2:]]
     assert [step.group for step in with_groups(steps[:-1])] == sources[:-1]
