@@ -35,6 +35,7 @@ from clustersim.model.layout_defaults import ALL_OVERLAPPED, LayoutDefaults
 from clustersim.model.overheads import NO_OVERHEADS, Overheads
 from clustersim.model.training import (
     ALL_FUSED,
+    COMPILER_FUSED,
     AttentionBackend,
     FullRecompute,
     FusedKernel,
@@ -108,8 +109,7 @@ class KernelDefaults:
 
     def compiled(self) -> "KernelDefaults":
         """The same with layers compiled (`torch.compile`): pointwise operations are fused, the optimizer is not."""
-        fused = self.fused | (ALL_FUSED - {FusedKernel.OPTIMIZER})
-        return replace(self, fused=fused, loss=self.compiled_loss or self.loss)
+        return replace(self, fused=self.fused | COMPILER_FUSED, loss=self.compiled_loss or self.loss)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,11 +170,24 @@ def residual_add_operator(rank: RankContext, name: str) -> Operator:
 
 def norm_operator(rank: RankContext, name: str, *, forks: bool = True) -> Operator:
     """A norm. forks: the residual stream forks before it, so backward ends with the sum of both gradients."""
-    operator = residual_stream_operator(rank, name, model_norm_spec(rank))
-    casts = rank.autocast_kernels(name, rank.residual_elements)  # of what the next matrix reads, and of its gradient
-    backward = (*casts, *operator.input_gradient, *((gradient_sum_kernel(rank, name),) if forks else ()))
+    operator = _with_casts(rank, residual_stream_operator(rank, name, model_norm_spec(rank)))
+    gradient_sum = (gradient_sum_kernel(rank, name),) if forks else ()
     parameter_count = norm_parameter_count(rank.model)
-    return replace(operator, forward=operator.forward + casts, input_gradient=backward, parameter_count=parameter_count)
+    return replace(operator, input_gradient=(*operator.input_gradient, *gradient_sum), parameter_count=parameter_count)
+
+
+def _with_casts(rank: RankContext, operator: Operator) -> Operator:
+    """A norm with the casts of what the next matrix reads, and of its gradient, where the framework casts."""
+    casts = rank.autocast_kernels(operator.name, rank.residual_elements)
+    if not (casts and rank.training.fuses_casts):
+        forward, backward = (*operator.forward, *casts), (*casts, *operator.input_gradient)
+        return replace(operator, forward=forward, input_gradient=backward)
+    saving = float(rank.residual_elements * (rank.residual_dtype.bytes - rank.dtype.bytes))  # narrow at that end
+    narrow = [
+        (replace(first, bytes=first.bytes - saving), *rest)
+        for first, *rest in (operator.forward, operator.input_gradient)
+    ]
+    return replace(operator, forward=narrow[0], input_gradient=narrow[1])
 
 
 def model_norm_spec(rank: RankContext) -> MemoryBoundSpec:

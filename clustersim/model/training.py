@@ -137,6 +137,8 @@ class FusedKernel(IdentityEnum):
 
 
 ALL_FUSED: Final = frozenset(FusedKernel)
+COMPILER_FUSED: Final = ALL_FUSED - {FusedKernel.OPTIMIZER}
+"""What `torch.compile` of a model fuses: its pointwise operations."""
 NONE_FUSED: Final = frozenset[FusedKernel]()
 
 
@@ -228,6 +230,11 @@ class Training:
     def fuses(self, kernel: FusedKernel) -> bool:
         """Whether operations of this kind run as one kernel each."""
         return kernel in self.fused
+
+    @property
+    def fuses_casts(self) -> bool:
+        """Whether casts are part of the kernels that they follow: every pointwise kind is fused, as by a compiler."""
+        return self.fused >= COMPILER_FUSED
 
     @property
     def is_fully_fused(self) -> bool:

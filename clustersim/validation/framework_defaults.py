@@ -61,7 +61,8 @@ _FLA_NOTE: Final = "flash-linear-attention's own trainer"
 # by default, with DeepSpeed's FusedAdam
 _KERNEL_LIBRARY_FUSES: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"(?:^|; )fused AdamW; (eager|torch\.compile)")
-_COMPILED_LOSS_NOTE: Final = "compiled loss"  # it is inside what torch.compile gets (KellerJordan/modded-nanogpt, nanoGPT)
+# the loss is inside what torch.compile gets (KellerJordan/modded-nanogpt and karpathy/nanoGPT, forward of GPT)
+_COMPILED_LOSS_NOTE: Final = "compiled loss"
 _AUTOCAST_NOTE: Final = "autocast of fp32 weights"
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
@@ -347,6 +348,8 @@ FRAMEWORKS: Final = (
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16
     FrameworkDefaults("litgpt", framework="litgpt", uniform_precision=True),
     FrameworkDefaults("olmo-core", framework="olmo-core"),
+    FrameworkDefaults("open_lm", framework="open-lm"),
+    FrameworkDefaults("tinyllama", framework="tinyllama"),
     FrameworkDefaults("fast-llm", framework="fast-llm"),
     FrameworkDefaults("paddle", framework="paddle"),
     # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
@@ -421,6 +424,10 @@ FRAMEWORKS: Final = (
         flash_version="flash",
         ring_attention=RingAttention.ONE_KERNEL,
     ),
+    # hand-written scripts; of its releases up to 2.10 only 2.5.0 takes cuDNN's attention first, as later ones do
+    FrameworkDefaults("pytorch 2.5.0", framework="pytorch"),
+    FrameworkDefaults("pytorch", last_year=2025, framework="pytorch", version="2.10"),
+    FrameworkDefaults("pytorch", framework="pytorch"),
     FrameworkDefaults(""),
 )
 

@@ -12,14 +12,15 @@ from clustersim.model.layers import LayerOperators, transformer_layer
 from clustersim.model.operators import LayerShard
 from clustersim.model.overheads import Overheads
 from clustersim.model.presets import load_preset
-from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.training import ALL_FUSED, AttentionBackend, FusedKernel, Training
 
 TOKENS = 512
+EAGER = ALL_FUSED - {FusedKernel.RESIDUAL}  # kernels of a library, without a compiler
 
 
-def _layer(*, autocast: bool, attention: AttentionBackend) -> LayerOperators:
+def _layer(*, autocast: bool, attention: AttentionBackend, fused: frozenset[FusedKernel] = EAGER) -> LayerOperators:
     model = load_preset("llama-tiny")
-    training = Training(TOKENS, 1, attention=attention, overheads=Overheads(autocast=autocast))
+    training = Training(TOKENS, 1, attention=attention, overheads=Overheads(autocast=autocast), fused=fused)
     return transformer_layer(model, model.stack[0].spec, training, LayerShard(1, TOKENS, TOKENS))
 
 
@@ -42,6 +43,17 @@ def test_weights_and_what_norms_hand_on_are_cast() -> None:
     weights = sum(operator.linear.parameter_count for operator in cast.operators if operator.linear is not None)
     copied = _bytes(cast, KernelKind.COPY) - _bytes(plain, KernelKind.COPY)
     assert copied == (weights + 2 * TOKENS * model.hidden) * (4 + 2)
+
+
+def test_a_compiler_casts_inside_the_norms() -> None:
+    """No copies but the weights', and each norm writes 16 bits."""
+    eager, compiled = (
+        _layer(autocast=True, attention=AttentionBackend.FLASH, fused=fused) for fused in (EAGER, ALL_FUSED)
+    )
+    handed_on = 2 * TOKENS * load_preset("llama-tiny").hidden
+    assert _bytes(eager, KernelKind.COPY) - _bytes(compiled, KernelKind.COPY) == handed_on * (4 + 2)
+    assert _bytes(eager, KernelKind.NORM) - _bytes(compiled, KernelKind.NORM) == handed_on * (4 - 2)
+    assert eager.parameter_count == compiled.parameter_count
 
 
 def test_inputs_of_norms_are_saved_in_fp32_and_softmaxes_in_both_formats() -> None:
