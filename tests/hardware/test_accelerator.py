@@ -143,7 +143,10 @@ def test_the_documented_accelerators_are_packaged() -> None:
 def test_accelerators_like_others_have_their_own_datasheet_and_are_not_measured(
     name: str, bf16: float, memory_bandwidth: float, base: str
 ) -> None:
-    """Dense rates per direction and GPU as published; a GPU of MI250X is one of two dies."""
+    """Dense rates per direction and GPU as published; a GPU of MI250X is one of two dies.
+
+    Products reach no larger share of the peak than the other's, except on RTX 4090, of which one is published.
+    """
     accelerator = load_accelerator(name)
     assert accelerator.peak_flops(DType.BF16) == pytest.approx(bf16)
     assert accelerator.memory_bandwidth == pytest.approx(memory_bandwidth)
@@ -152,7 +155,10 @@ def test_accelerators_like_others_have_their_own_datasheet_and_are_not_measured(
     assert accelerator.is_projection == (name in {"rubin", "mi455x"})
     for dtype in (DType.BF16, DType.FP16):
         fraction = accelerator.efficiency.matmul.peak_fraction_of(dtype)
-        assert fraction <= load_accelerator(base).efficiency.matmul.peak_fraction_of(dtype)
+        limit = (
+            155.9 / 165.2 if name == "rtx-4090" else load_accelerator(base).efficiency.matmul.peak_fraction_of(dtype)
+        )
+        assert fraction <= limit
 
 
 def test_a_format_may_be_absent(tmp_path: Path) -> None:

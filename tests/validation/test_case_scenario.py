@@ -7,7 +7,7 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.framework_files import load_framework
-from clustersim.model.training import FusedKernel
+from clustersim.model.training import FusedKernel, LossImplementation
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry
@@ -186,7 +186,7 @@ def test_what_in_house_frameworks_leave_out(
     assert scenario.layout.async_tensor_model_parallel_allreduce is backward
 
 
-@pytest.mark.parametrize("framework", ["", "in-house", "pytorch (FSDP)", "pith-train"])
+@pytest.mark.parametrize("framework", ["", "in-house", "pith-train"])
 def test_nothing_is_said_of_software_that_no_file_describes(framework: str) -> None:
     """It is what a user gets who says nothing: eager PyTorch, unless the row says that it is compiled."""
     case = step_case(**DP_ONLY, framework=framework, attention="flash", precision="bf16")
@@ -197,6 +197,37 @@ def test_nothing_is_said_of_software_that_no_file_describes(framework: str) -> N
     assert build_scenario(case).framework == load_framework()
     compiled = step_case(**DP_ONLY, framework=framework, precision="bf16", notes="torch.compile")
     assert scenario_mapping(compiled)["framework"] == {"torch_compile": True}
+
+
+@pytest.mark.parametrize(
+    ("framework", "year", "section"),
+    [
+        ("PyTorch 2.4.1 (DistributedDataParallel)", "2024", {"name": "pytorch", "version": "2.10"}),
+        ("PyTorch 2.5.0", "2024", {"name": "pytorch"}),
+        ("pytorch (FSDP)", "2026", {"name": "pytorch"}),
+    ],
+)
+def test_hand_written_scripts_have_the_attention_of_their_release(
+    framework: str, year: str, section: dict[str, Any]
+) -> None:
+    """CuDNN's is first in 2.5.0 and behind 2.10."""
+    case = step_case(**DP_ONLY, framework=framework, year=year, precision="bf16")
+    assert scenario_mapping(case)["framework"] == section
+
+
+def test_notes_state_autocast_a_compiled_loss_and_a_fused_optimizer() -> None:
+    """Behind a compiler one kernel for the optimizer leaves nothing unfused; in eager code it is all that is fused."""
+    notes = "fused AdamW; torch.compile; compiled loss; autocast of fp32 weights"
+    training = build_scenario(step_case(**DP_ONLY, framework="pytorch", precision="bf16", notes=notes)).training
+    assert training.is_fully_fused
+    assert training.loss is LossImplementation.COMPILED
+    assert training.overheads.autocast
+    eager = build_scenario(
+        step_case(**DP_ONLY, framework="pytorch", precision="bf16", notes="SXM board; fused AdamW; eager")
+    ).training
+    assert eager.fused == {FusedKernel.OPTIMIZER}
+    assert eager.loss is LossImplementation.TORCH
+    assert not eager.overheads.autocast
 
 
 @pytest.mark.parametrize(
