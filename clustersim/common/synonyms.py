@@ -191,8 +191,8 @@ def _machine_word(folded: str, synonyms: Collection[str]) -> str:
     >>> _machine_word("h100-sxm-80gb", ["h100"])
     'h100'
     """
-    words = (folded, *re.split(r"[-.]", folded))
-    return next((word for word in words if word in synonyms), folded)
+    candidates = (folded, *re.split(r"[-.]", folded))
+    return next((word for word in candidates if word in synonyms), folded)
 
 
 def describe_model_name(name: str, presets: Iterable[str]) -> str | None:
