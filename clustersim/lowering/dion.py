@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from clustersim.common.dtypes import DType
+from clustersim.lowering.overheads import matrix_operations
 from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.model.optimizers import Dion
 from clustersim.model.power_iteration import PowerIteration, power_iteration
@@ -19,7 +20,7 @@ from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.matrix_owners import count_matrices, unit_matrices
 from clustersim.parallel.mesh import CommGroup
 from clustersim.parallel.parameter_groups import ParameterGroup
-from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
+from clustersim.program.task import CollectiveType, CommOp, Operation
 
 _CONCURRENT: Final = 3
 
@@ -102,5 +103,5 @@ def _phases(iteration: PowerIteration, sharing: CommGroup | None) -> list[_Phase
         if sharing is not None and name in exchanged:
             collective, size, reduced = exchanged[name]
             comm_op = CommOp(f"products: {name}", collective, sharing.name, size, reduce_dtype=reduced)
-        phases.append(_Phase(name, tuple(Operation(kernel, WorkType.OPTIMIZER) for kernel in phase), comm_op))
+        phases.append(_Phase(name, tuple(matrix_operations(phase)), comm_op))
     return phases

@@ -10,7 +10,7 @@ after all other reductions: flattened into one buffer, reduced, and copied back,
 (`_allreduce_layernorm_grads`, megatron/core/distributed/finalize_model_grads.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -161,3 +161,8 @@ def _is_replicated_norm(operator: Operator) -> bool:
 def optimizer_operations(kernels: Sequence[Kernel]) -> list[Operation]:
     """Kernels that run with the optimizer."""
     return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]
+
+
+def matrix_operations(kernels: Iterable[Kernel]) -> list[Operation]:
+    """Kernels of an optimizer's loop over matrices, which calls tensor operations without modules and autograd."""
+    return optimizer_operations([replace(kernel, host_calls=kernel.launches) for kernel in kernels])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from clustersim.common.units import Bytes
 from clustersim.lowering.matrix_batches import exchange_rounds, in_batches
+from clustersim.lowering.overheads import matrix_operations
 from clustersim.lowering.program_builder import RankProgramBuilder
 from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
 from clustersim.model.optimizers import Muon, MuonDistribution, Soap
@@ -137,17 +138,17 @@ def _comm_op(name: str, collective: CollectiveType, comm_group: CommGroup, eleme
 def _iteration_operations(shared: SharedMatrix, optimizer: Muon | Soap) -> Iterator[Operation]:
     """The update of a matrix: Muon's iteration, with what tensor-parallel ranks exchange for it, or SOAP's step."""
     if isinstance(optimizer, Soap):
-        yield from (Operation(kernel, WorkType.OPTIMIZER) for kernel in matrix_kernels(shared.matrix, optimizer))
+        yield from matrix_operations(matrix_kernels(shared.matrix, optimizer))
         return
     iteration = shared_iteration(shared.matrix, optimizer, shared.ranks)
     if iteration.gathered_bytes:
         yield _blocking("gather matrix", CollectiveType.ALL_GATHER, shared, iteration.gathered_bytes)
-    product, updates = product_kernel(iteration, optimizer), update_kernels(iteration, optimizer)
+    product, *updates = matrix_operations((product_kernel(iteration, optimizer), *update_kernels(iteration, optimizer)))
     for _ in range(optimizer.steps):
-        yield Operation(product, WorkType.OPTIMIZER)
+        yield product
         if iteration.summed_bytes:
             yield _blocking("sum products", CollectiveType.ALL_REDUCE, shared, iteration.summed_bytes)
-        yield from (Operation(kernel, WorkType.OPTIMIZER) for kernel in updates)
+        yield from updates
 
 
 def _blocking(name: str, collective: CollectiveType, shared: SharedMatrix, payload: Bytes) -> Operation:

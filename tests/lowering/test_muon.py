@@ -10,6 +10,7 @@ from clustersim import Scenario, simulate
 from clustersim.build import build_plan, build_simulation
 from clustersim.common.errors import ClusterSimError
 from clustersim.memory.footprint import Footprint
+from clustersim.model.framework import Framework
 from clustersim.model.newton_schulz import newton_schulz_flops
 from clustersim.model.optimizers import Muon, MuonDistribution, MuonTensorParallel, Optimizer
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
@@ -149,3 +150,31 @@ def test_an_optimizer_in_backward_takes_as_long_and_less_memory() -> None:
     in_backward = simulate(Scenario.from_mapping({**mapping, "training": training | {"optimizer_in_backward": True}}))
     assert in_backward.step_time == at_the_end.step_time
     assert in_backward.peak_memory <= at_the_end.peak_memory
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "dion", "soap"])
+def test_loops_over_matrices_launch_without_modules(optimizer: str) -> None:
+    """However long a kernel of a layer takes the host, operations of an optimizer's loop over matrices take it a call.
+
+    They run under torch.no_grad, outside of modules (`step` in NVIDIA-NeMo/Emerging-Optimizers,
+    orthogonalized_optimizer.py): slower launches of layers do not slow them, slower calls do.
+    """
+    stalls = {
+        host: _matrix_stalls(optimizer, replace(small("ddp", optimizer).framework, **seconds))
+        for host, seconds in {
+            "layers": {"launch_seconds": 1.0, "eager_call_seconds": 0.0},
+            "calls": {"launch_seconds": 0.0, "eager_call_seconds": 1.0},
+        }.items()
+    }
+    assert stalls["layers"] == 0 < stalls["calls"]
+
+
+def _matrix_stalls(optimizer: str, framework: Framework) -> float:
+    """Seconds for which rank 0 waits for its host while it updates matrices one by one."""
+    simulation = build_simulation(replace(small("ddp", optimizer), framework=framework))
+    (program, *_) = simulation.program.programs
+    return sum(
+        float(simulation.cost.time_segment(0, task.segment).launch_stalls.sum())
+        for task in program.tasks
+        if isinstance(task, ComputeTask) and " x " in task.segment.name
+    )
