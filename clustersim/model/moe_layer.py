@@ -310,8 +310,9 @@ class _LocalExperts:
         )
 
     def _expert_matrices(self, inputs: int, outputs: int, *, is_up: bool) -> tuple[WeightMatrix, ...]:
-        """The matrices of an up or down projection, those of the gate separate; etp ranks share the width."""
-        widths = [self.ffn] * (outputs // self.ffn) if is_up else [outputs]
+        """The matrices of an up or down projection; etp ranks share the width."""
+        is_split = is_up and not self.rank.training.overheads.joins_gate
+        widths = [self.ffn] * (outputs // self.ffn) if is_split else [outputs]
         return tuple(WeightMatrix(width, inputs, self.expert_count, shares_inputs=not is_up) for width in widths)
 
     def _sort_operator(self, name: str) -> Operator:

@@ -151,7 +151,8 @@ class Overheads:
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
     activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
-    the product that makes queries, keys and values, so that it stays with the rotated queries and keys;
+    the product that makes queries, keys and values, so that it stays with the rotated queries and keys; joins_gate,
+    optimizers of matrices update gate and up projections as one (`model.weight_matrices`);
     norm_in_linear, a norm before plain attention or a dense MLP is fused into the following linear layer and cannot be
     recomputed separately (Transformer Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax
     supports at most this number of keys, and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32;
@@ -206,6 +207,7 @@ class Overheads:
     norm_fp32_copy: bool = False
     activation_in_place: bool = False
     keeps_combined_qkv: bool = False
+    joins_gate: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -236,6 +238,7 @@ class Overheads:
         return Overheads(
             activation_in_place=self.activation_in_place,
             keeps_combined_qkv=self.keeps_combined_qkv,
+            joins_gate=self.joins_gate,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

@@ -114,7 +114,7 @@ def linear_operator(
         linear=linear,
         wgrad_input_bytes=float(input_bytes),
         cached_cast_elements=casts.cached_weight_elements,
-        matrices=linear_matrices(linear),
+        matrices=linear_matrices(linear, joins_gate=rank.training.overheads.joins_gate),
     )
 
 

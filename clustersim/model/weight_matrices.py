@@ -1,13 +1,16 @@
 """Which matrices does an operator have, for optimizers that are not elementwise?
 
 A matrix [outputs, inputs] as one rank holds it. Fused projections (queries, keys and values; gate and up) are
-matrices of their own, as in the models that were trained with Muon. Tensor-parallel ranks share the outputs of
-column-parallel layers and the inputs of row-parallel ones.
+matrices of their own, as in the models that were trained with Muon; Megatron-LM splits queries, keys and values alone
+(`orthogonalize` in megatron/core/optimizer/emerging_optimizers.py), so that gate and up are one matrix twice as wide
+there (`Overheads.joins_gate`). Tensor-parallel ranks share the outputs of column-parallel layers and the inputs of
+row-parallel ones.
 """
 
 from dataclasses import dataclass, replace
 
 from clustersim.model.linear import LinearLayer
+from clustersim.model.lora import Projection
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,7 +42,8 @@ class WeightMatrix:
         return replace(self, outputs=self.outputs * ranks)
 
 
-def linear_matrices(linear: LinearLayer) -> tuple[WeightMatrix, ...]:
-    """The matrices of a linear layer."""
-    widths = [width for _, width in linear.projections] or [linear.outputs]
+def linear_matrices(linear: LinearLayer, *, joins_gate: bool = False) -> tuple[WeightMatrix, ...]:
+    """The matrices of a linear layer. joins_gate: gate and up are one."""
+    is_joined = joins_gate and any(projection is Projection.GATE for projection, _ in linear.projections)
+    widths = [linear.outputs] if is_joined else [width for _, width in linear.projections] or [linear.outputs]
     return tuple(WeightMatrix(width, linear.inputs, shares_inputs=linear.row_parallel) for width in widths)

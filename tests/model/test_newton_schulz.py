@@ -1,5 +1,8 @@
 """Newton-Schulz iterations: FLOP, bytes and what tensor-parallel ranks exchange, against the matrix products."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +21,7 @@ from clustersim.model.newton_schulz import (
 )
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizers import Muon, MuonTensorParallel, Optimizer
+from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
@@ -107,3 +111,18 @@ def test_matrices_are_all_weights_of_layers_but_norms_and_biases(name: str) -> N
             assert elements <= operator.parameter_count
             if has_matmul:
                 assert elements > 0.99 * operator.parameter_count
+
+
+@pytest.mark.parametrize("preset", ["llama3-8b", "mixtral-8x7b"])
+def test_joined_gate_and_up_are_one_matrix_twice_as_wide(preset: str) -> None:
+    split, joined = (layer_matrices(preset, Overheads(joins_gate=joins_gate)) for joins_gate in (False, True))
+    ((matrix, count),) = (split - joined).items()
+    assert count == 2
+    assert joined - split == Counter([replace(matrix, outputs=2 * matrix.outputs)])
+
+
+def layer_matrices(preset: str, overheads: Overheads) -> Counter[WeightMatrix]:
+    """The matrices of the first layer of a preset."""
+    model, training = load_preset(preset), Training(4096, 1, optimizer=Muon(), overheads=overheads)
+    layer = transformer_layer(model, model.distinct_specs[0], training, LayerShard(1, 4096, 4096))
+    return Counter(matrix for operator in layer.operators for matrix in operator.matrices)

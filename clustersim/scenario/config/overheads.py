@@ -67,6 +67,8 @@ class OverheadsConfig(ConfigModel):
     """the product that makes queries, keys and values is saved with rotated queries and keys, since values are a view
     of it; left out: the framework's
     """
+    joins_gate: bool | None = None
+    """Muon, Dion and SOAP update gate and up projections as one matrix; left out: the framework's"""
     activation_in_place: bool | None = None
     """an MLP's activation writes its gradients in place of what it saved; left out: the framework's"""
     norm_in_linear: bool | None = None
