@@ -1,8 +1,5 @@
 """Lowering of an optimizer of matrices: the momentum and all other weights element by element, then the matrices."""
 
-from collections.abc import Callable, Mapping
-from typing import Final
-
 from clustersim.lowering.dion import DionLowering
 from clustersim.lowering.overheads import optimizer_operations
 from clustersim.lowering.program_builder import RankProgramBuilder
@@ -12,7 +9,6 @@ from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
 from clustersim.model.optimizer_kernels import optimizer_step_kernels
 from clustersim.model.optimizers import Dion, MatrixOptimizer, Muon, Soap
 from clustersim.model.power_iteration import momentum_sum_kernel
-from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.soap import gradient_kernel, weight_kernel
 from clustersim.model.training import Training
 from clustersim.parallel.layer_partition import PipelineStage
@@ -33,7 +29,7 @@ def add_matrix_updates(
     elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
     task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
     matrix_updates = [
-        (of_matrices, training.recipe.weight_formats, count)
+        (of_matrices, training, count)
         for training, count in updates
         if isinstance(of_matrices := training.optimizer, Muon | Dion | Soap) and count
     ]
@@ -50,22 +46,31 @@ def add_matrix_updates(
             lowering.add_group(group, stages)
     if isinstance(lowering, DionLowering):
         return builder.add_standalone("optimizer", [], ())
-    update = weight_kernel if isinstance(optimizer, Soap) else weight_update_kernel
-    kernels = [update(formats, count) for _, formats, count in matrix_updates]
+    kernels = [_weight_kernel(training, count) for _, training, count in matrix_updates]
     return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
 
 
 def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]:
     """The update of weights element by element, or of the momentum of matrices."""
-    formats, optimizer = training.recipe.weight_formats, training.optimizer
-    if not isinstance(optimizer, MatrixOptimizer):
+    if not isinstance(training.optimizer, MatrixOptimizer):
         return optimizer_step_kernels(training, count)
-    prepare = _PREPARATIONS[type(optimizer)]
-    return (prepare(formats, count),) if count else ()
+    return (_momentum_kernel(training, count),) if count else ()
 
 
-_PREPARATIONS: Final[Mapping[type[MatrixOptimizer], Callable[[WeightFormats, float], Kernel]]] = {
-    Muon: momentum_kernel,
-    Dion: momentum_sum_kernel,
-    Soap: gradient_kernel,
-}
+def _momentum_kernel(training: Training, count: float) -> Kernel:
+    """What comes before the matrices' own updates."""
+    formats = training.recipe.weight_formats
+    match training.optimizer:
+        case Dion():
+            return momentum_sum_kernel(formats, count)
+        case Soap():
+            return gradient_kernel(formats, count)
+    return momentum_kernel(formats, count, compiled=training.overheads.compiled_muon)
+
+
+def _weight_kernel(training: Training, count: float) -> Kernel:
+    """What comes after them."""
+    formats = training.recipe.weight_formats
+    if isinstance(training.optimizer, Soap):
+        return weight_kernel(formats, count)
+    return weight_update_kernel(formats, count, compiled=training.overheads.compiled_muon)

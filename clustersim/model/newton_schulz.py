@@ -8,7 +8,9 @@ X_i X_i^T, whose side is the dimension that is not shared (`newton_schulz_tp`).
 
 Elementwise, in the formats of the states: the momentum is averaged with the gradient (3 passes) and extrapolated
 (Nesterov, 3), converted to BF16, its norm read and divided by; afterwards the result is converted back and scaled, and
-the weights decayed (2), updated (3) and copied to the compute format. These run as PyTorch operations.
+the weights decayed (2), updated (3) and copied to the compute format. These run as PyTorch operations; where a
+compiler has the whole update (XLA; torch.compile in microsoft/dion), they are three kernels, since only the norm has to
+be known before the rest: one to the iterate and the sum of its squares, its division, one to the weights.
 """
 
 from dataclasses import dataclass
@@ -86,17 +88,23 @@ def _computed_columns(m: int, muon: Muon) -> int:
     return -(-m // 2) if muon.symmetric else m
 
 
-def momentum_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:
+def momentum_kernel(formats: WeightFormats, parameter_count: float, *, compiled: bool = False) -> Kernel:
     """From gradients to the normalized momentum in BF16: average, extrapolation, conversion, norm, division."""
     momentum, gradient = formats.moments.bytes, formats.gradients.bytes
+    if compiled:
+        moved = 2 * momentum + gradient + 3 * _ITERATE.bytes
+        return _elementwise("optimizer.momentum", formats, parameter_count, moved, launches=2)
     average, extrapolation = 2 * momentum + gradient, 2 * momentum + gradient
     iterate = (momentum + _ITERATE.bytes) + _ITERATE.bytes + 2 * _ITERATE.bytes
     return _elementwise("optimizer.momentum", formats, parameter_count, average + extrapolation + iterate, launches=5)
 
 
-def weight_update_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:
+def weight_update_kernel(formats: WeightFormats, parameter_count: float, *, compiled: bool = False) -> Kernel:
     """From orthogonal matrices to weights: conversion, scale, decay, update, and a copy in the compute format."""
     update, weight = formats.moments.bytes, formats.updated.bytes
+    if compiled:
+        moved = _ITERATE.bytes + 2 * weight + (0.0 if formats.master_copy is None else formats.stored.bytes)
+        return _elementwise("optimizer.update", formats, parameter_count, moved, launches=1)
     scaled = (_ITERATE.bytes + update) + 2 * update
     copied = 0.0 if formats.master_copy is None else formats.stored.bytes + formats.master_copy.bytes
     moved = scaled + 2 * weight + (2 * weight + update) + copied

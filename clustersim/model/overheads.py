@@ -152,7 +152,8 @@ class Overheads:
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
     activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
     the product that makes queries, keys and values, so that it stays with the rotated queries and keys; joins_gate,
-    optimizers of matrices update gate and up projections as one (`model.weight_matrices`);
+    optimizers of matrices update gate and up projections as one (`model.weight_matrices`); compiled_muon, a compiler
+    fuses what is elementwise in Muon (`model.newton_schulz`);
     norm_in_linear, a norm before plain attention or a dense MLP is fused into the following linear layer and cannot be
     recomputed separately (Transformer Engine's `LayerNormLinear`); softmax_keys, standard attention's fused softmax
     supports at most this number of keys, and batch x heads in multiples of 4 (None: any), else it runs unfused in FP32;
@@ -208,6 +209,7 @@ class Overheads:
     activation_in_place: bool = False
     keeps_combined_qkv: bool = False
     joins_gate: bool = False
+    compiled_muon: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False

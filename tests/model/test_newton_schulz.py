@@ -92,10 +92,15 @@ def test_symmetric_kernels_halve_two_of_three_products(matrix: WeightMatrix) -> 
 
 
 def test_states_and_passes_of_one_parameter() -> None:
-    """FP32: average and extrapolation 12 each, to bf16 6, norm 2, division 4; back, scaled 14, weights 8 + 12 + 6."""
+    """FP32: average and extrapolation 12 each, to bf16 6, norm 2, division 4; back, scaled 14, weights 8 + 12 + 6.
+
+    Compiled, gradient, momentum, iterate and weights pass once, and the iterate once more behind its norm.
+    """
     formats = mixed_precision().weight_formats
     assert momentum_kernel(formats, 1e6).bytes == 36e6
     assert weight_update_kernel(formats, 1e6).bytes == 40e6
+    assert momentum_kernel(formats, 1e6, compiled=True).bytes == (4 + 8 + 2 + 2 + 2) * 1e6  # sum of squares, division
+    assert weight_update_kernel(formats, 1e6, compiled=True).bytes == (2 + 8 + 2) * 1e6
     assert Muon().moment_bytes(DType.FP32) == 4
     assert [Optimizer(name).moment_bytes(DType.FP32) for name in ("adam", "sgd", "lion", "adafactor")] == [8, 4, 4, 0]
     assert Optimizer.ADAM_8BIT.moment_bytes(DType.FP32) == pytest.approx(2 + 8 / 256)

@@ -69,6 +69,8 @@ class OverheadsConfig(ConfigModel):
     """
     joins_gate: bool | None = None
     """Muon, Dion and SOAP update gate and up projections as one matrix; left out: the framework's"""
+    compiled_muon: bool | None = None
+    """a compiler fuses Muon's elementwise operations before and after the iteration; left out: the framework's"""
     activation_in_place: bool | None = None
     """an MLP's activation writes its gradients in place of what it saved; left out: the framework's"""
     norm_in_linear: bool | None = None
