@@ -8,6 +8,7 @@ equivalent.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -429,19 +430,23 @@ def _build_in_situ_kernels(
     rate: float,
     attention: AttentionBackend,
 ) -> SustainedKernels:
-    factor = derating.low_precision_speedup
+    in_step = partial(
+        SustainedKernels.from_rate,
+        rate=rate,
+        low_precision_factor=derating.low_precision_speedup,
+        attention_factor=derating.attention_speedup,
+    )
     if record is None:
         model = Roofline(accelerator, attention=attention)
-        return SustainedKernels.from_rate(model, model, rate=rate, low_precision_factor=factor)
+        return in_step(model, model)
     from clustersim.cost.measured_kernels import MeasuredKernels
 
     timed = record.attention_library
     if attention is AttentionBackend.SDPA and timed is not AttentionBackend.FLASH:
         attention = timed  # PyTorch's choice is what it took when it was measured
-    libraries, measured = AttentionLibraries(accelerator, attention, timed), MeasuredKernels(record, accelerator)
-    return SustainedKernels.from_rate(
-        measured, measured.model, rate=rate, low_precision_factor=factor, attention=libraries
-    )
+    libraries = AttentionLibraries(accelerator, attention, timed, derating.attention_speedup)
+    measured = MeasuredKernels(record, accelerator)
+    return in_step(measured, measured.model, attention=libraries)
 
 
 def _contention_maps(builds: Sequence[_UncontendedBuild]) -> tuple[ContentionMap, ...]:

@@ -26,7 +26,10 @@ attention), another kernel may run, slower by a constant. Grouped GEMMs of exper
 In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
 power and is slowed less, or not at all (`power_limited_rate`): at 34 % of the peak, FlashAttention-2 on an
 H100 of 700 W runs at the full clock. Assumed: power beyond idle is proportional to the use of tensor cores,
-whatever instructions feed them; the exponentials of the softmax and what memory draws are left out.
+whatever instructions feed them; the exponentials of the softmax and what memory draws are left out. On
+Blackwell, whose fastest libraries keep tensor cores as busy as matmuls do, the rate is known from kernels of a
+tenth of a second and more, which have met the limit when they are timed (`TrainingDerating.attention_ratio`);
+that of a slower library is not below.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation;
 Osama et al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2",
@@ -72,13 +75,15 @@ class Roofline:
     """Kernel durations of one accelerator by an analytic model (a `KernelCost`), with a cache.
 
     in_step_rate: arithmetic rate of kernels within a training step relative to isolated ones;
-    low_precision_factor: further factor on the rate in block-scaled formats; attention: library of flash attention.
+    low_precision_factor: further factor on the rate in block-scaled formats; attention: library of flash attention;
+    attention_factor: further factor on its rate in other formats, None: unknown.
     """
 
     accelerator: Accelerator
     in_step_rate: float = 1.0
     low_precision_factor: float = 1.0
     attention: AttentionBackend = AttentionBackend.FLASH
+    attention_factor: float | None = None
 
     @cached_method
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
@@ -148,9 +153,13 @@ class Roofline:
         rate = self._arithmetic_rate(kernel)
         if kernel.kind not in ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
             return rate
-        dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
+        is_low_precision = kernel.dtype in LOW_PRECISION_DTYPES
+        dtype = DType.BF16 if is_low_precision else kernel.dtype
         utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))
-        return power_limited_rate(rate, utilization / self.accelerator.efficiency.matmul.peak_fraction)
+        by_power = power_limited_rate(rate, utilization / self.accelerator.efficiency.matmul.peak_fraction)
+        if is_low_precision or self.attention_factor is None:
+            return by_power
+        return max(by_power, min(1.0, rate * self.attention_factor))
 
     def _arithmetic_rate(self, kernel: Kernel) -> float:
         """Arithmetic rate of a kernel within a step relative to isolation."""

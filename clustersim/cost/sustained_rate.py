@@ -43,6 +43,7 @@ def unmeasured_effects(published: TrainingDerating, record: "CalibrationRecord |
         published,
         sustained_ratio=1.0,
         low_precision_ratio=None,
+        attention_ratio=None,
         gpu_spread=_gpu_spread(record.gpus, published.gpu_spread),
     )
 
@@ -62,12 +63,14 @@ def job_rate(effects: TrainingDerating, gpus: int) -> float:
 class AttentionLibraries:
     """The library of flash attention that a step runs, and the one that a record timed.
 
-    accelerator: as packaged, since the constants of a record's fit are those of the library that it timed.
+    accelerator: as packaged, since the constants of a record's fit are those of the library that it timed; factor: on
+    the rate of matmuls within a step (`Roofline.attention_factor`).
     """
 
     accelerator: Accelerator
     requested: AttentionBackend
     timed: AttentionBackend
+    factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class _OtherAttention:
         return cls(
             Roofline(accelerator, attention=libraries.timed),
             Roofline(accelerator, attention=requested),
-            Roofline(accelerator, rate, attention=requested),
+            Roofline(accelerator, rate, attention=requested, attention_factor=libraries.factor),
         )
 
     def slowdown(self, kernel: Kernel) -> float:
@@ -116,14 +119,15 @@ class SustainedKernels:
         *,
         rate: float,
         low_precision_factor: float = 1.0,
+        attention_factor: float | None = None,
         attention: AttentionLibraries | None = None,
     ) -> "SustainedKernels":
         """Kernels of a step whose arithmetic runs at `rate` relative to isolated kernels.
 
-        low_precision_factor: further factor on the rate in block-scaled formats; attention: None: what was timed, or
-        the model's.
+        low_precision_factor: further factor on the rate in block-scaled formats; attention_factor: of flash attention,
+        None: by the power that it draws; attention: None: what was timed, or the model's.
         """
-        in_step_model = Roofline(model.accelerator, rate, low_precision_factor, model.attention)
+        in_step_model = Roofline(model.accelerator, rate, low_precision_factor, model.attention, attention_factor)
         other_attention = None if attention is None else _OtherAttention.from_libraries(attention, rate)
         return cls(isolated, model, in_step_model, other_attention)
 

@@ -238,6 +238,11 @@ def _read_derating(section: MappingReader) -> TrainingDerating:
                 if section.has_key("low_precision_ratio")
                 else None
             ),
+            attention_ratio=lambda: (
+                section.get_ratio("attention_ratio", max_value=MAX_SUSTAINED_RATIO)
+                if section.has_key("attention_ratio")
+                else None
+            ),
         )
     )
 

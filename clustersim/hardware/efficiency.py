@@ -268,13 +268,20 @@ class TrainingDerating:
 
     sustained_ratio: arithmetic rate relative to that of standalone kernels: the power limit under a mix of
     kernels on real values, and other machines and library versions than those of the published kernels;
-    low_precision_ratio: the same of low-precision matmuls, None: as of the others; gpu_spread: relative standard
-    deviation of the time per FLOP across GPUs (a step waits for the slowest).
+    low_precision_ratio: the same of low-precision matmuls, None: as of the others; attention_ratio: the same of flash
+    attention, from kernels that last so long that the power limit is in their rate, None: unknown;
+    gpu_spread: relative standard deviation of the time per FLOP across GPUs (a step waits for the slowest).
     """
 
     sustained_ratio: float = 1.0
     gpu_spread: float = 0.0
     low_precision_ratio: float | None = None
+    attention_ratio: float | None = None
+
+    @property
+    def attention_speedup(self) -> float | None:
+        """Sustained rate of flash attention relative to that of matmuls, None: unknown."""
+        return None if self.attention_ratio is None else self.attention_ratio / self.sustained_ratio
 
     @property
     def low_precision_speedup(self) -> float:

@@ -1,6 +1,7 @@
 """Kernels at a sustained rate: compute-bound ones are slower, memory- and launch-bound ones not; errors grow."""
 
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,13 @@ from clustersim.cost.record_kinds import RecordOrigin
 from clustersim.cost.roofline import Roofline, power_limited_rate
 from clustersim.cost.sustained_rate import AttentionLibraries, SustainedKernels, job_rate
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 from clustersim.model.training import AttentionBackend
+from clustersim.validation.cases import ValidationCase
+from clustersim.validation.comparison import CaseComparison
+from clustersim.validation.kernels import compare_kernels, read_kernels
 from tests.cost.records import H100, MODEL, attention_kernel, matmul_kernel, norm_kernel, record_of
 
 LARGE = matmul_kernel(MatmulShape(8192, 8192, 8192))
@@ -236,3 +241,47 @@ def test_low_precision_matmuls_have_a_separate_sustained_rate() -> None:
     )
     assert step.time_kernel(low_precision).seconds == MODEL.time_kernel(low_precision).seconds
     assert step.time_kernel(high_precision).seconds > 1.2 * MODEL.time_kernel(high_precision).seconds
+
+
+@pytest.mark.parametrize("gpu", ["b200-sxm-180gb", "gb200", "gb300"])
+def test_attention_ratio_is_that_of_the_longest_published_kernels(gpu: str) -> None:
+    """Over that of the fastest with as many heads, each relative to what the constants give for its shape."""
+    ratios = []
+    for direction in ("fwd", "bwd"):
+        cases = [case for case in read_kernels() if _is_cudnn(case, gpu, direction)]
+        rows = [(case.text("heads"), row) for case, row in zip(cases, compare_kernels(cases), strict=True)]
+        heads, longest = max(rows, key=lambda item: item[1].measured)
+        fastest = max(_relative_rate(row) for other_heads, row in rows if other_heads == heads)
+        ratios.append(_relative_rate(longest) / fastest)
+    assert load_accelerator(gpu).derating.attention_ratio == pytest.approx(fmean(ratios), abs=0.01)
+
+
+def _relative_rate(comparison: CaseComparison) -> float:
+    """The measured rate over the predicted one."""
+    assert comparison.predicted is not None
+    return comparison.predicted / comparison.measured
+
+
+def _is_cudnn(case: ValidationCase, gpu: str, direction: str) -> bool:
+    """Whether a row is cuDNN's attention in BF16 with heads of 128."""
+    expected = {
+        "op": "attention", "gpu": gpu.removesuffix("-sxm-180gb"), "source": "cudnn-frontend",
+        "direction": direction, "dtype": "bf16", "head_dim": "128", "v_head_dim": "",
+    }  # fmt: skip
+    return all(case.text(column) == value for column, value in expected.items())
+
+
+def test_attention_runs_at_its_own_rate_and_no_library_below_it() -> None:
+    """0.93 where matmuls sustain 0.75; a library that draws less power is not slowed at all; matmuls are as before."""
+    b200, kernel = (
+        load_accelerator("b200-sxm-180gb"),
+        attention_kernel(AttentionShape(1, 32768, 32768, 32, 32, 128, causal=True)),
+    )
+    factor = b200.derating.attention_speedup
+    assert factor == pytest.approx(0.93 / 0.75)
+    for library, rate in ((AttentionBackend.FLASH, 0.93), (AttentionBackend.FLASH2, 1.0)):
+        isolated, step = (
+            Roofline(b200, matmul_rate, attention=library, attention_factor=factor).time_kernel(kernel).seconds
+            for matmul_rate in (1.0, b200.derating.sustained_ratio)
+        )
+        assert step == pytest.approx(isolated / rate, rel=0.01)

@@ -102,6 +102,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     least, most = accelerator.unbound_launch_ratios
     assert 1.0 <= least <= most
     needed |= set() if derating.low_precision_ratio is None else {"low_precision_ratio"}
+    needed |= set() if derating.attention_ratio is None else {"attention_ratio"}
     needed |= set() if accelerator.power is None else {"power"}
     needed |= {"unknown"} if accelerator.unknown else set()
     needed |= {"tn_only"} if accelerator.efficiency.matmul.tn_only else set()
