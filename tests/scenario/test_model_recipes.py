@@ -9,6 +9,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import GraphCapture
 from clustersim.model.framework_files import load_framework
+from clustersim.model.optimizers import Muon, Optimizer
 from clustersim.model.presets import code_presets
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, FusedKernel, NoRecompute, SelectiveRecompute
@@ -307,3 +308,19 @@ def test_scripts_that_overlap_recompute_nothing_instead(schedule: Any, overlap: 
     assert scenario.layout.overlap_moe_expert_parallel_comm is overlap
     assert not scenario.layout.delay_wgrad_compute
     assert scenario.training.recompute == (NoRecompute() if overlap else FullRecompute())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "training", "expected"),
+    [("performance", {}, Muon), ("performance", {"optimizer": "adam"}, Optimizer), ("library", {}, Optimizer)],
+)
+def test_benchmarks_of_kimi_k2_update_by_muon(recipe: str, training: dict[str, str], expected: type) -> None:
+    """Unless the file says otherwise; the shorthand of a name is a whole statement."""
+    scenario = Scenario.from_mapping({
+        "model": {"preset": "kimi-k2"},
+        "cluster": {"name": "gb300-nvl72", "gpus": 256},
+        "layout": {"pp": 4, "ep": 64, "data": "zero1"},
+        "training": {"sequence": 4096, "global_batch": 4096, "precision": "mxfp8", **training},
+        "framework": {"name": "megatron-bridge", "recipe": recipe},
+    })  # fmt: skip
+    assert type(scenario.training.optimizer) is expected
