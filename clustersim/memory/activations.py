@@ -230,6 +230,13 @@ class Activations:
             float(max((operator.parameter_count for operator in resident_operators), default=0) * self.element_bytes),
         )
 
+    def layer_weight_gradient_bytes(self, spec: LayerSpec) -> Bytes:
+        """The same of a layer's weights; gradients that stay for good (`memory.kept_gradients`) are not temporary."""
+        layer = self.plan.layer_by_spec[spec]
+        if self.plan.keeps_weight_gradients:
+            return max((operator.dequantized_bytes for operator in layer.operators), default=0.0)
+        return self.weight_gradient_bytes(layer)
+
     @property
     def last_layer_bytes(self) -> Bytes:
         """Bytes of activations and their gradients when only the largest layer is left for backward."""
@@ -271,7 +278,7 @@ class Activations:
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; a chunked
         loss puts them in place of logits that are freed; one that runs with its matmul has a part's logits and their
         gradient, PyTorch's loss of a part its FP32 copy, log-softmax and gradient, too; the others compute the
-        gradient in the softmax's place and cast it.
+        gradient in the softmax's place and cast it, those of `softmax_copy` by way of a copy in FP32.
         """
         z_gradient = 0 if self._z_loss is None else DType.FP32.bytes  # which exists until it is added to the other
         match self.plan.training.loss:
@@ -288,6 +295,8 @@ class Activations:
                 return 2 * self.element_bytes * self._logit_share
             case LossImplementation.CHUNKED_NLL:
                 return (2 * self.element_bytes + 3 * DType.FP32.bytes + z_gradient) * self._logit_share
+            case LossImplementation.VOCAB_PARALLEL if self.plan.training.overheads.softmax_copy:
+                return self.element_bytes + DType.FP32.bytes
         return self.element_bytes
 
     @property
@@ -378,9 +387,7 @@ _LAYER_SIZES: Final[Mapping[ActivationKind, Callable[[Activations, LayerSpec], B
     ActivationKind.LAYER_FULL: lambda activations, spec: activations.plan.layer_by_spec[spec].saved_bytes,
     ActivationKind.LAYER_WGRAD: lambda activations, spec: activations.plan.layer_by_spec[spec].deferred_wgrad_bytes,
     ActivationKind.LAYER_GRADIENTS: lambda activations, spec: activations.layer_gradient_bytes(spec),
-    ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.weight_gradient_bytes(
-        activations.plan.layer_by_spec[spec]
-    ),
+    ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.layer_weight_gradient_bytes(spec),
 }
 LAYER_KINDS: Final = frozenset(_LAYER_SIZES)
 """Kinds whose size depends on the layer specification."""

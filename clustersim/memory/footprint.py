@@ -6,7 +6,7 @@ Parameters, gradients and optimizer states, sharded by ZeRO stage (Rajbhandari e
 the layers that ZeRO-3 has gathered; the bucket of unsharded gradients that ZeRO-2 fills (one: the next is
 filled while it is reduced only if the network lags); receive buffers between stages, one activation and one
 gradient for each virtual stage (Megatron-LM's interleaved tests hold as much between steps, too); library
-workspaces; communicator buffers; the driver's context. Where gradients are reduced after the last
+workspaces and gradients (`memory.kept_gradients`); communicator buffers; the driver's context. Where gradients are reduced after the last
 microbatch only, as with a pipeline, they are unsharded until then, whatever the stage; and the parameters
 that ZeRO-3 gathers for a pipeline's first forward stay. DDP and the distributed optimizers keep gradients in
 buffers for the whole step. FSDP has them from a stage's first backward to the reduction in its last: so few
@@ -27,6 +27,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
+from clustersim.memory.kept_gradients import kept_gradient_elements
 from clustersim.model.framework import Framework
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.model.operators import EXPERTS, LayerOperators
@@ -94,7 +95,7 @@ class Footprint:
             MemoryCategory.GATHERED: self.gathered_bytes(stages),
             MemoryCategory.OFFLOAD: Activations(self.plan).offload_buffer_bytes(stages) + self.in_transit_bytes(stages),
             MemoryCategory.MESSAGES: self.receive_buffer_bytes(stages) + bucket_bytes,
-            MemoryCategory.WORKSPACE: self.framework.workspace_bytes + self.grouped_workspace_bytes(stages),
+            MemoryCategory.WORKSPACE: self.workspace_bytes(stages),
             MemoryCategory.COMMUNICATION: self.communicator_count * self.framework.communicator_bytes,
             MemoryCategory.CONTEXT: self.context_bytes,
         }
@@ -159,6 +160,13 @@ class Footprint:
             (group, float(sum(self.plan.parameter_count(stage, group.name) for stage in stages)))
             for group in self.plan.parameter_groups
         ]
+
+    def workspace_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
+        """Bytes that libraries keep for some stages' layers: workspaces, and gradients that nobody reads."""
+        layers = (self.plan.layer_by_spec[run.spec] for stage in stages for run in stage.stack)
+        kept = kept_gradient_elements(layers) if self.plan.keeps_weight_gradients else 0
+        kept_bytes = kept * self.plan.training.recipe.activations.bytes
+        return self.framework.workspace_bytes + self.grouped_workspace_bytes(stages) + kept_bytes
 
     def grouped_workspace_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
         """Bytes of library workspaces for grouped GEMMs, where the layers of some stages have them."""

@@ -142,6 +142,12 @@ class Overheads:
     allreduce_layernorm_grads, gradients of norms (and of biases after them) are all-reduced over
     tensor-parallel ranks under sequence parallelism.
 
+    Weight gradients: keeps_weight_gradients, a matmul that adds to the sum returns autograd a gradient that nothing
+    reads, and one of each shape is kept for good (Transformer Engine since 2.3, `get_dummy_wgrad`).
+
+    Loss: softmax_copy, graphs of torch.compile write the exponentials of `vocab_parallel`'s logits, and their gradient,
+    to a new tensor before they copy it to the old one (Megatron-LM's native cross-entropy fusion).
+
     Tensor parallelism: tensor_parallel_copies, sequence parallelism splits the second dimension of activations, so
     that they are copied behind each all-gather and before each reduce-scatter (torch's DTensor:
     `parallel.layer_sharding`).
@@ -201,6 +207,8 @@ class Overheads:
     upcast_gradients: bool = False
     scale_clipped_gradients: bool = False
     allreduce_layernorm_grads: bool = False
+    keeps_weight_gradients: bool = False
+    softmax_copy: bool = False
     tensor_parallel_copies: bool = False
     attention_copies: bool = False
     bias_adds: bool = False
@@ -241,6 +249,8 @@ class Overheads:
             activation_in_place=self.activation_in_place,
             keeps_combined_qkv=self.keeps_combined_qkv,
             joins_gate=self.joins_gate,
+            keeps_weight_gradients=self.keeps_weight_gradients,
+            softmax_copy=self.softmax_copy,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

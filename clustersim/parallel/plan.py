@@ -146,6 +146,11 @@ class Plan:
         is_first = self.microbatches == 1 and not training.overheads.zero_grad
         return Accumulation.ASSIGNED if is_added and is_first else training.accumulation
 
+    @property
+    def keeps_weight_gradients(self) -> bool:
+        """Whether a library keeps a gradient of each shape of weight, where its matmuls add to the sum."""
+        return self.training.overheads.keeps_weight_gradients and self.accumulation is Accumulation.FUSED
+
     @cached_property
     def _layer_training(self) -> Training:
         """The training, with the accumulation of this number of microbatches."""

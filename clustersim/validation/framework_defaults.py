@@ -8,6 +8,7 @@ a file the scenario says nothing: it is what a user would get who does not know 
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
@@ -47,6 +48,8 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
+_FUSED_LOSS_NOTE: Final = "fused cross entropy"  # Megatron-LM's --cross-entropy-loss-fusion, whose default is native
+_ADDED_NOTE: Final = "no gradient accumulation fusion"  # Megatron-LM's --no-gradient-accumulation-fusion
 _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
 _CHUNKED_NLL_NOTE: Final = "chunked_nll"  # TRL's name
 # of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
@@ -159,10 +162,15 @@ class FrameworkDefaults:
         return stated_loss | _fused_by_adam_note(notes)
 
     def kernel_overheads(self, case: ValidationCase) -> dict[str, Any]:
-        """`training.overheads`, where the row's kernels differ from the software's: Liger's SwiGLU saves memory."""
-        notes = case.text("notes")
-        in_place = {"activation_in_place": True} if _LIGER_NOTE in notes else {}
-        return in_place | ({"autocast": True} if _AUTOCAST_NOTE in notes else {})
+        """`training.overheads`, where the row's kernels differ from the software's."""
+        by_note: dict[str, dict[str, bool | str]] = {
+            _LIGER_NOTE: {"activation_in_place": True},
+            _AUTOCAST_NOTE: {"autocast": True},
+            _FUSED_LOSS_NOTE: {"softmax_copy": True},
+            _ADDED_NOTE: {"accumulation": "added"},
+        }
+        stated = (values.items() for note, values in by_note.items() if note in case.text("notes"))
+        return dict(chain.from_iterable(stated))
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
         """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
@@ -362,6 +370,8 @@ FRAMEWORKS: Final = (
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
     replace(_NEMO, last_year=2023, version="23.11", tp_comm_overlap=False),
+    replace(_NEMO, name_substring="nemo 25.02", version="25.02"),
+    replace(_NEMO, name_substring="nemo 25.04", version="25.04"),
     # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),

@@ -433,14 +433,12 @@ def communicator_tables(space: ExplorerSpace) -> Iterator[LookupTable]:
 
 def workspace_bytes(space: ExplorerSpace) -> tuple[Bytes, ...]:
     """Bytes of library workspaces, by content of a stage."""
-    framework, plan = space.scenario.framework, space.plan_with()
+    plan = space.plan_with()
     uniform_stacks = (plan.model.stack,) * 2  # equal for any number of layers
     stages = (
         PipelineStage(0, stack, has_embedding=False, has_head=False) for stack in space.stage_contents or uniform_stacks
     )
-    return tuple(
-        framework.workspace_bytes + _build_footprint(space, plan).grouped_workspace_bytes((stage,)) for stage in stages
-    )
+    return tuple(_build_footprint(space, plan).workspace_bytes((stage,)) for stage in stages)
 
 
 def pending_receives_table(space: ExplorerSpace) -> LookupTable:

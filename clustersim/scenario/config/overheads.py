@@ -49,6 +49,12 @@ class OverheadsConfig(ConfigModel):
     """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
     left out: the framework's
     """
+    keeps_weight_gradients: bool | None = None
+    """one gradient of each shape of weight is kept where matmuls add to the sum, as by Transformer Engine since 2.3;
+    left out: the framework's
+    """
+    softmax_copy: bool | None = None
+    """loss vocab_parallel is compiled, so that backward has a copy of the softmax; left out: the framework's"""
     tensor_parallel_copies: bool | None = None
     """activations are copied behind all-gathers and before reduce-scatters of sequence parallelism, as by DTensor;
     left out: the framework's
