@@ -1,22 +1,22 @@
 """What occupies a rank's memory for the whole step?
 
-Parameters, gradients and optimizer states, sharded by ZeRO stage (Rajbhandari et al. 2020, section 5: with
-2 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P,
-4 P + 12 P/N, 2 P + 14 P/N and 16 P/N bytes), less what is offloaded, with buffers for offload transfers;
-the layers that ZeRO-3 has gathered; the bucket of unsharded gradients that ZeRO-2 fills (one: the next is
-filled while it is reduced only if the network lags); receive buffers between stages, one activation and one
-gradient for each virtual stage (Megatron-LM's interleaved tests hold as much between steps, too); library
-workspaces and gradients (`memory.kept_gradients`); communicator buffers; the driver's context. Where gradients are reduced after the last
-microbatch only, as with a pipeline, they are unsharded until then, whatever the stage; and the parameters
-that ZeRO-3 gathers for a pipeline's first forward stay. DDP and the distributed optimizers keep gradients in
-buffers for the whole step. FSDP has them from a stage's first backward to the reduction in its last: so few
-stages' at once, where an order runs the backwards of one stage after the other (`memory.ledger`; PyTorch,
-`FSDPParamGroup.post_backward` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). In PyTorch, gradients
-are freed after the optimizer's step, so that a step's only backward creates them while it frees activations, and
-the shards of FSDP are its master weights: there is no copy in the compute format but the gathered one. Gradients of
-which the optimizer reads a higher-precision copy are held in that form, too: the copy is replaced in the next
-step only (Megatron-LM, `_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer`
-has added to its sums, until the next backward. Where the optimizer runs in backward, those of one unit exist at a time.
+Parameters, gradients and optimizer states, sharded by ZeRO stage (Rajbhandari et al. 2020, section 5: with 2 bytes for
+parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N, 2 P + 14
+P/N and 16 P/N bytes), less what is offloaded, with buffers for offload transfers; the layers that ZeRO-3 has gathered;
+the bucket of unsharded gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the network
+lags); receive buffers between stages, one activation and one gradient for each virtual stage (Megatron-LM's
+interleaved tests hold as much between steps, too); library workspaces and gradients (`memory.kept_gradients`);
+communicator buffers; the driver's context. Where gradients are reduced after the last microbatch only, as with a
+pipeline, they are unsharded until then, whatever the stage; and the parameters that ZeRO-3 gathers for a pipeline's
+first forward stay. DDP and the distributed optimizers keep gradients in buffers for the whole step. FSDP has them from
+a stage's first backward to the reduction in its last: so few stages' at once, where an order runs the backwards of one
+stage after the other (`memory.ledger`; PyTorch, `FSDPParamGroup.post_backward` in
+torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). In PyTorch, gradients are freed after the optimizer's step,
+so that a step's only backward creates them while it frees activations, and the shards of FSDP are its master weights:
+there is no copy in the compute format but the gathered one. Gradients of which the optimizer reads a higher-precision
+copy are held in that form, too: the copy is replaced in the next step only (Megatron-LM,
+`_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer` has added to its sums, until the
+next backward. Where the optimizer runs in backward, those of one unit exist at a time.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -92,6 +92,7 @@ def _forward_only(operator: Operator) -> Operator:
         saved_output_bytes=0.0,
         saves_outputs=False,
         temporary_bytes=0.0,
+        gradient_bytes=0.0,
         memberships=(),
         reads_module=None,
         recompute_override=(),

@@ -50,6 +50,7 @@ from clustersim.model.weight_matrices import WeightMatrix
 _WEIGHTING_PASSES: Final = 2.0  # passes over the elements: one read, one write
 _WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, the weighted tensor, and its gradient, in one kernel
 _UNFUSED_BACKWARD_PASSES: Final = 6.0  # a product of the gradient with each operand, one of them summed, in 3 launches
+_PRODUCT_GRADIENTS: Final = 3  # the gradient of an unfused product, and its products with both factors
 _SORT, _UNSORT = "experts.sort", "experts.unsort"  # operators
 _CONVERTED_WEIGHTING: Final = {  # bytes per element, and kernels, forward and backward, of bf16 by way of FP32
     # to FP32, times the scalar, and back; backward: back, both products, of which the second is summed, and to bf16
@@ -136,8 +137,9 @@ def _output_weighting(rank: RankContext, rows: int, region: ParallelRegion) -> O
         forward_bytes, forward_launches, backward_bytes, backward_launches = converted
         forward = replace(forward, bytes=float(forward_bytes * shape.elements), launches=forward_launches)
         backward = replace(backward, bytes=float(backward_bytes * shape.elements), launches=backward_launches)
-    saved = rank.dtype if converted is None else DType.FP32
-    return Operator(forward.name, region, (forward,), (backward,), saved_bytes=float(shape.elements * saved.bytes))
+    saved = float(shape.elements * (rank.dtype if converted is None else DType.FP32).bytes)
+    gradients = 0.0 if is_fused or weighting is ExpertWeighting.BATCHED_OUTPUT else _PRODUCT_GRADIENTS * saved
+    return Operator(forward.name, region, (forward,), (backward,), saved_bytes=saved, gradient_bytes=gradients)
 
 
 @dataclass(frozen=True, slots=True)

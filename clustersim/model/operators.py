@@ -183,12 +183,13 @@ class Operator:
     backward_output_bytes: bytes of its output that its own backward reads, too, where the following operator saves
     them; trainable: its parameters have gradients; saves_full_input: it saves its input unsharded under sequence
     parallelism; tp_collectives: its collectives within a sharded region; dequantized_bytes: weights that exist in the
-    matmul format while it runs; saves_outputs: backward needs something that exists only after forward has run (a
-    mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its region for it,
-    None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized copies are made once
-    per step and cached; matrices: its weights as matrices; temporary_bytes: what exists only while its backward runs;
-    overwritten_bytes: bytes of `saved_bytes` in whose place it writes its gradients; forward_only: no gradient passes
-    it, so that its collectives have none either.
+    matmul format while it runs; saves_outputs: backward needs something that exists only after forward has run (a mask,
+    statistics, its output); region_input_bytes: full bytes of the activation that enters its region for it, None: as
+    wide as the residual stream; cached_cast_elements: weight elements whose quantized copies are made once per step and
+    cached; matrices: its weights as matrices; temporary_bytes: what exists only while its backward runs;
+    gradient_bytes: gradients of rows of experts that its backward holds at once; overwritten_bytes: bytes of
+    `saved_bytes` in whose place it writes its gradients; forward_only: no gradient passes it, so that its collectives
+    have none either.
     """
 
     name: str
@@ -206,6 +207,7 @@ class Operator:
     recompute_override: tuple[Kernel, ...] | None = None
     saved_output_bytes: Bytes = 0.0
     temporary_bytes: Bytes = 0.0
+    gradient_bytes: Bytes = 0.0
     overwritten_bytes: Bytes = 0.0
     region_input: RegionInput | None = None
     linear: LinearLayer | None = None
