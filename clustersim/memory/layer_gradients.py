@@ -6,7 +6,8 @@ activation or the attention core, these are the gradients of the second one's in
 output. So a gated MLP has 3 f elements of gradients for each token (f its width) once it has freed f of the 3 f
 that it had saved, or f where the activation writes its gradients in place of what it saved (Liger). The
 gradient of the residual stream exists with them, as does what an operator between the two holds only for a
-while (gathered keys and values). Operators without a linear layer of their own (latent attention, routed
+while (gathered keys and values), and the output that its backward reads again (flash attention's), though the
+linear layer behind it is done with it. Operators without a linear layer of their own (latent attention, routed
 experts) count as if they freed what they need, but for what experts return times its probability: where that is a
 PyTorch product its backward holds the gradient of the rows, and both products with it (`MulBackward0`), before the
 second one is summed over the rows.
@@ -24,7 +25,7 @@ def activation_gradient_bytes(layer: LayerOperators, element_bytes: Bytes, gathe
     peak = freed = next_input = freed_by_next = temporary = overwritten = 0.0
     for operator in reversed(layer.operators):
         peak = max(peak, operator.gradient_bytes - freed)
-        temporary = max(temporary, operator.temporary_bytes)
+        temporary = max(temporary, operator.temporary_bytes + operator.backward_output_bytes)
         overwritten += operator.overwritten_bytes
         if operator.linear is not None:
             linear = operator.linear
