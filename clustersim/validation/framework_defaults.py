@@ -50,6 +50,8 @@ _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
 _FUSED_LOSS_NOTE: Final = "fused cross entropy"  # Megatron-LM's --cross-entropy-loss-fusion, whose default is native
 _ADDED_NOTE: Final = "no gradient accumulation fusion"  # Megatron-LM's --no-gradient-accumulation-fusion
+_WITH_TRANSFORMER_ENGINE: Final = ("megatron", "nemo")
+_TRANSFORMER_ENGINE_2_3: Final = 2025  # which first kept weight gradients
 _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
 _CHUNKED_NLL_NOTE: Final = "chunked_nll"  # TRL's name
 # of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
@@ -170,7 +172,8 @@ class FrameworkDefaults:
             _ADDED_NOTE: {"accumulation": "added"},
         }
         stated = (values.items() for note, values in by_note.items() if note in case.text("notes"))
-        return dict(chain.from_iterable(stated))
+        has_old_engine = self.framework in _WITH_TRANSFORMER_ENGINE and _year(case) < _TRANSFORMER_ENGINE_2_3
+        return ({"keeps_weight_gradients": False} if has_old_engine else {}) | dict(chain.from_iterable(stated))
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
         """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
@@ -445,14 +448,18 @@ FRAMEWORKS: Final = (
 def framework_defaults(case: ValidationCase) -> FrameworkDefaults:
     """The defaults of a run's software."""
     name = case.text("framework").lower()
-    year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
-    gpu, is_moe = case.text("gpu"), has_experts(case)
+    year, gpu, is_moe = _year(case), case.text("gpu"), has_experts(case)
     candidates = (
         defaults
         for defaults in FRAMEWORKS
         if defaults.name_substring in name and year <= defaults.last_year and gpu.startswith(defaults.gpu_prefix)
     )
     return next(defaults for defaults in candidates if is_moe or not defaults.moe_only)
+
+
+def _year(case: ValidationCase) -> float:
+    """The year of a run's software; far ahead if it is not stated."""
+    return min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
 
 
 def high_precision_format(case: ValidationCase) -> str:
