@@ -29,7 +29,7 @@ def compare_memory(snapshot: Path, scenario: Scenario, rank: int) -> MemoryCompa
     peak = read_snapshot(snapshot)
     bare = replace(scenario, cost=replace(scenario.cost, record=None))
     plan = build_plan(bare)
-    stage = int(plan.layout.mesh.rank_coordinates(PIPELINE)[rank])
+    stage = int(plan.layout.rank_coordinates(PIPELINE)[rank])
     categories = memory_timelines(bare)[stage].peak_by_category()
     by_category = {
         category.value: size for category, size in categories.items() if category not in _OUTSIDE_ALLOCATOR and size

@@ -49,8 +49,8 @@ class P2pChannels:
         )
 
 
-def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) -> P2pChannels | None:
-    """P2p messages of groups [groups, size].
+def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric, senders: int = 1) -> P2pChannels | None:
+    """P2p messages of groups [groups, size]. senders: of send/recv, the first members.
 
     None for collectives without messages, and where messages leave a domain.
 
@@ -66,7 +66,13 @@ def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) 
         return P2pChannels(1.0 / size, concurrent_messages=size - 1, sequential_messages=1, ranks=size)
     if collective is CollectiveType.SHIFT:
         return P2pChannels(1.0 / size, concurrent_messages=1, sequential_messages=size - 1, ranks=size)
-    return P2pChannels(1.0, concurrent_messages=1, sequential_messages=1, ranks=largest_component_size(members))
+    receivers = size - senders
+    return P2pChannels(
+        1.0 / (senders * receivers),
+        concurrent_messages=max(senders, receivers),
+        sequential_messages=1,
+        ranks=largest_component_size(members),
+    )
 
 
 def largest_component_size(members: IntArray) -> int:

@@ -1,8 +1,9 @@
 """How does data travel directly between all pairs of ranks?
 
-Send/recv is one flow. A shift sends to the next member and receives from the previous one, n - 1 times, so
-that every share goes round the ring; the slowest hop limits each step. All-to-all sends an n-th of the
-payload to every other member, all at once.
+Send/recv is one flow, or one from each sender to each receiver, all at once: a tensor on the ranks of one mesh goes to
+those of another (cross-mesh resharding, Zhuang et al. 2023, arXiv:2211.05322). A shift sends to the next member and
+receives from the previous one, n - 1 times, so that every share goes round the ring; the slowest hop limits each step.
+All-to-all sends an n-th of the payload to every other member, all at once.
 In very large groups an evenly spread sample of distances represents all of them (their shares are scaled up),
 because the flows of one distance load a regular fabric like those of similar distances.
 """
@@ -25,8 +26,8 @@ class PairwiseAlgorithm:
     """Direct flows between pairs."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
-        """One phase for send/recv (in groups of two), shift and all-to-all."""
-        if collective is CollectiveType.SEND_RECV and topology.size == 2:
+        """One phase for send/recv, shift and all-to-all."""
+        if collective is CollectiveType.SEND_RECV:
             return (_send_recv_phase(topology),)
         if collective is CollectiveType.SHIFT:
             return (_shift_phase(topology),)
@@ -36,12 +37,15 @@ class PairwiseAlgorithm:
 
 
 def _send_recv_phase(topology: GroupTopology) -> Phase:
-    """From the first member to the second."""
-    members = topology.members
+    """From each sender to each receiver; the first message's time is a step, the others are posted behind it."""
+    senders, receivers = topology.senders_and_receivers
+    shape = len(senders), senders.shape[1], receivers.shape[1]
+    sources, targets = np.broadcast_to(senders[:, :, None], shape), np.broadcast_to(receivers[:, None, :], shape)
     crosses_domains = int(topology.domain_count > 1)
+    posts = crosses_domains * (receivers.shape[1] - 1)
     return build_phase(
-        Flows(members[:, :1], members[:, 1:], 1.0, is_p2p=True),
-        latency_steps=LatencySteps(local=1 - crosses_domains, network=crosses_domains),
+        Flows(sources, targets, 1.0 / (shape[1] * shape[2]), is_p2p=True),
+        latency_steps=LatencySteps(local=1 - crosses_domains, network=crosses_domains, posts=posts),
     )
 
 

@@ -105,7 +105,8 @@ class GroupTopology:
     members: [groups, size] GPU ids, the root first; domain_sizes: members of each domain; is_switched: every
     domain's members share an NVLink domain; group_indices: [groups] index of each group among all groups of its
     communicator kind; routing: of tokens to the members' experts, for dispatch and combine; domain_sites:
-    [groups, domains] site of each domain, None where there is only one.
+    [groups, domains] site of each domain, None where there is only one; sends: [groups, size] members that send, None:
+    the root.
     """
 
     members: IntArray
@@ -114,6 +115,15 @@ class GroupTopology:
     group_indices: IntArray
     routing: TokenRouting | None = None
     domain_sites: IntArray | None = None
+    sends: BoolArray | None = None
+
+    @property
+    def senders_and_receivers(self) -> tuple[IntArray, IntArray]:
+        """Members that send, and the others: [groups, members] each."""
+        if self.sends is None:
+            return self.members[:, :1], self.members[:, 1:]
+        groups = len(self.members)
+        return self.members[self.sends].reshape(groups, -1), self.members[~self.sends].reshape(groups, -1)
 
     @property
     def ring_site_crossings(self) -> IntArray | int:

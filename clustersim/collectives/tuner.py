@@ -34,7 +34,7 @@ from clustersim.collectives.phase_cost import (
     phase_latency,
 )
 from clustersim.collectives.representative_flows import representative_flows
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.lru import LruCache
 from clustersim.common.pickling import FieldPickling
@@ -232,14 +232,22 @@ def _concurrent_chunks(variant_costs: VariantCosts) -> FloatArray:
 
 
 @lru_cache(maxsize=8)
-def cached_tuner(fabric: Fabric, library: Library, routing: TokenRouting | None = None) -> "Tuner":
+def cached_tuner(fabric: Fabric, library: Library, routing: TokenRouting | None = None, *, senders: int = 1) -> "Tuner":
     """The tuner of a library on a fabric, cached for the last few."""
-    return Tuner(fabric, library, routing)
+    return Tuner(fabric, library, routing, senders)
+
+
+def _are_among(members: IntArray, others: IntArray) -> BoolArray:
+    """Which members are among others of their group: [groups, size]."""
+    are_among: BoolArray = (members[:, :, None] == others[:, None, :]).any(axis=2)
+    return are_among
 
 
 @dataclass(frozen=True)
 class Tuner(FieldPickling):
-    """Costs a library's variants on one fabric. routing: of tokens to experts, for dispatchers.
+    """Costs a library's variants on one fabric.
+
+    routing: of tokens to experts, for dispatchers; senders: of send/recv, the first members of a group.
 
     Recent results are cached: layouts under comparison share many groups.
     """
@@ -247,6 +255,7 @@ class Tuner(FieldPickling):
     fabric: Fabric
     library: Library
     routing: TokenRouting | None = None
+    senders: int = 1
 
     @cached_property
     def _cost_cache(self) -> LruCache[VariantCosts]:
@@ -282,7 +291,7 @@ class Tuner(FieldPickling):
         ]
         costs = _concatenate_costs(costs_by_set, [candidates.topology.group_indices for candidates in candidate_sets])
         if self._technologies.nvlink_generations:
-            costs = replace(costs, p2p_channels=p2p_channels(collective, members, self.fabric))
+            costs = replace(costs, p2p_channels=p2p_channels(collective, members, self.fabric, self.senders))
         return costs if rotated is None else replace(costs, class_of_group=costs.class_of_group[rotated.orbit_of_group])
 
     def link_loads(
@@ -333,10 +342,13 @@ class Tuner(FieldPickling):
     def group_topologies(self, members: IntArray) -> tuple[GroupTopology, ...]:
         """Topologies of groups [groups, size], one for each distinct shape."""
         topologies = group_topology(members, self.fabric)
-        return (
-            topologies
-            if self.routing is None
-            else tuple(replace(topology, routing=self.routing) for topology in topologies)
+        if self.routing is not None:
+            return tuple(replace(topology, routing=self.routing) for topology in topologies)
+        if self.senders == 1:
+            return topologies
+        return tuple(
+            replace(topology, sends=_are_among(topology.members, members[topology.group_indices, : self.senders]))
+            for topology in topologies
         )
 
     def _candidates(self, collective: CollectiveType, topology: GroupTopology) -> "_Candidates":

@@ -26,9 +26,9 @@ from clustersim.program.task import CollectiveType, CommOp, TokenRouting
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 from clustersim.symmetry.rotation_orbits import StepOrbits
 
-CommKey = tuple[str, CollectiveType, TokenRouting | None, bool]
-"""Communicator, collective type, the token routing if an MoE dispatch kernel sends the tokens, and whether the
-library's all-to-all does.
+CommKey = tuple[str, CollectiveType, TokenRouting | None, bool, int]
+"""Communicator, collective type, the token routing if an MoE dispatch kernel sends the tokens, whether the library's
+all-to-all does, and how many members send.
 """
 NEGLIGIBLE_FRACTION: Final = 0.1
 """A group whose transfer takes less than this fraction of its latency puts no load on shared links."""
@@ -132,9 +132,10 @@ class CollectiveCost:
 
     def _tuner_for(self, comm_op: CommOp) -> Tuner:
         """The library's tuner, or for tokens sent by an MoE dispatch kernel, the dispatcher's."""
-        _, _, routing, is_routed_all_to_all = comm_key(comm_op)
+        _, _, routing, is_routed_all_to_all, senders = comm_key(comm_op)
         if routing is None:
-            return self._routed_tuner if is_routed_all_to_all else self._tuner
+            tuner = self._routed_tuner if is_routed_all_to_all else self._tuner
+            return tuner if senders == 1 else cached_tuner(tuner.fabric, tuner.library, senders=senders)
         return self._dispatch_tuner(routing, self._members(comm_op.comm_group).shape[1])
 
     @cached_method
@@ -161,7 +162,8 @@ def comm_key(comm_op: CommOp) -> CommKey:
     """What identifies a communication op apart from its payload; the routing counts only for routed collectives."""
     collective, routing = comm_op.collective, comm_op.routing
     is_routed_all_to_all = collective is CollectiveType.ALL_TO_ALL and routing is not None
-    return comm_op.comm_group, collective, routing if collective.is_token_routing else None, is_routed_all_to_all
+    dispatched = routing if collective.is_token_routing else None
+    return comm_op.comm_group, collective, dispatched, is_routed_all_to_all, comm_op.senders
 
 
 def _demand_of_selection(selection: Selection, loads: GroupLinkLoads, payload: Bytes) -> LinkDemand:

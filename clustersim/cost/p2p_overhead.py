@@ -14,11 +14,12 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.host_transfers import CommModel
 from clustersim.cost.timing import CommTiming, LinkDemand
+from clustersim.parallel.mesh import FROM_ENCODER_GROUP, TO_ENCODER_GROUP
 from clustersim.parallel.process_groups import P2P_DIRECTIONS
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CommOp
 
-_PIPELINE_GROUPS = frozenset(direction.name for direction in P2P_DIRECTIONS)
+_PIPELINE_GROUPS = frozenset(group.name for group in (*P2P_DIRECTIONS, FROM_ENCODER_GROUP, TO_ENCODER_GROUP))
 
 
 @dataclass(frozen=True, slots=True)

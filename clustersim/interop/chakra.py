@@ -84,6 +84,7 @@ _COMM_TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, thos
     CollectiveType.BROADCAST: 5,
     CollectiveType.ALL_TO_ALL: 6,
     CollectiveType.REDUCE_SCATTER: 7,
+    CollectiveType.SEND_RECV: 6,
     CollectiveType.DISPATCH: 6,
     CollectiveType.COMBINE: 6,
     CollectiveType.SHIFT: _ALL_GATHER,
@@ -141,6 +142,9 @@ class ChakraWriter:
         conditions = {
             "tokens go to experts and back as all-to-all, whatever passes them on": any(
                 collective_type.is_token_routing for collective_type in types
+            ),
+            "images go to the model from an encoder on GPUs of its own, and gradients back, as all-to-all": (
+                scenario.layout.encoder_ranks > 0
             ),
             "context-parallel ring exchanges are written as all-gather": CollectiveType.SHIFT in types,
             "a reduce is written as reduce-scatter, a scatter or a gather as all-gather": not types.isdisjoint(

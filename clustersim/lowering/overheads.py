@@ -67,8 +67,11 @@ def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> Stage
     kernels = batch_transfer.batch_kernels(training)
     if not kernels:
         return stage_pass
-    broadcast_bytes = batch_transfer.broadcast_sizes(training) if builder.plan.layout.tp > 1 else ()
-    broadcasts = [CommOp("broadcast batch", CollectiveType.BROADCAST, TP_GROUP.name, size) for size in broadcast_bytes]
+    group = builder.plan.tensor_group(stage.index)
+    broadcast_bytes = () if group is None else batch_transfer.broadcast_sizes(training)
+    broadcasts = [
+        CommOp("broadcast batch", CollectiveType.BROADCAST, group.name, size) for size in broadcast_bytes if group
+    ]
     bodies: list[CommOp | Kernel] = [*broadcasts, *kernels]
     operations = [Operation(body, WorkType.FORWARD) for body in bodies]
     task = builder.add_standalone("batch", operations, stage_pass.depends_on)
@@ -121,7 +124,8 @@ def add_norm_gradient_sync(builder: RankProgramBuilder, stages: Sequence[Pipelin
     plan = builder.plan
     if not (plan.training.overheads.allreduce_layernorm_grads and plan.layout.sequence_parallel and plan.layout.tp > 1):
         return
-    counts = [count for stage in stages for unit in plan.stage_units(stage) for count in _partial_gradients(unit)]
+    with_model = [stage for stage in stages if plan.tensor_group(stage.index) is TP_GROUP]
+    counts = [count for stage in with_model for unit in plan.stage_units(stage) for count in _partial_gradients(unit)]
     if counts:
         builder.reduction_tasks.append(
             builder.add_standalone("sum norms", _flattened_all_reduce(builder, counts), tuple(builder.reduction_tasks))

@@ -25,9 +25,10 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.mesh import FROM_ENCODER_GROUP, TO_ENCODER_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
-from clustersim.parallel.process_groups import P2P_DIRECTIONS
+from clustersim.parallel.process_groups import P2P_DIRECTIONS, encoder_group_sizes
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import (
     CollectiveTask,
@@ -297,12 +298,30 @@ class RankProgramBuilder:
         """
         if min(source_stage, target_stage) < 0 or max(source_stage, target_stage) >= len(self.plan.stages):
             return None
+        if self.plan.layout.encoder_ranks and 0 in (source_stage, target_stage):
+            return self._encoder_message(is_forward=target_stage > source_stage)
         is_forward, direction = target_stage > source_stage, self.plan.placement.direction(source_stage, target_stage)
         group = next((group for group, other in P2P_DIRECTIONS.items() if other == direction), None)
         if group is None or not (is_forward or self.plan.receives_gradients(target_stage)):
             return None
         size = self.plan.sent_bytes(min(source_stage, target_stage)) / self.plan.layout.tp
         return CommOp("activations" if is_forward else "gradients", CollectiveType.SEND_RECV, group.name, size)
+
+    def _encoder_message(self, *, is_forward: bool) -> CommOp | None:
+        """What an encoder on ranks of its own sends to the model, or the gradient of it; None if it needs none.
+
+        Each rank of the model gets its tensor-parallel slice of the tokens of all images, of which its part of the
+        sequence needs some; it returns the gradients of its part.
+        """
+        layout, size = self.plan.layout, self.plan.sent_bytes(0) / self.plan.layout.tp
+        encoder_ranks, model_ranks = encoder_group_sizes(layout)
+        if is_forward:
+            group, payload = FROM_ENCODER_GROUP.name, model_ranks * size
+            return CommOp("images", CollectiveType.SEND_RECV, group, payload, senders=encoder_ranks)
+        if not self.plan.receives_gradients(0):
+            return None
+        group, payload = TO_ENCODER_GROUP.name, model_ranks * size / layout.cp
+        return CommOp("gradients of images", CollectiveType.SEND_RECV, group, payload, senders=model_ranks)
 
     def add_dp_collective(self, comm_op: CommOp, depends_on: Sequence[int]) -> int:
         """Add a collective of data parallelism; return its task id."""

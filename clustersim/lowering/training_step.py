@@ -44,7 +44,15 @@ from clustersim.model.training import ALL_FUSED, Training
 from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
 from clustersim.parallel.expert_load_factors import build_load_factors
 from clustersim.parallel.layer_partition import PipelineStage
-from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
+from clustersim.parallel.mesh import (
+    EMBEDDING_GROUP,
+    ETP_EP_GROUP,
+    FROM_ENCODER_GROUP,
+    PIPELINE,
+    PP_NEXT_GROUP,
+    TO_ENCODER_GROUP,
+    TP_GROUP,
+)
 from clustersim.parallel.parameter_groups import single_copy_groups
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import process_groups
@@ -78,6 +86,11 @@ _NORM_NAME: Final = "gradient norm"
 _PAIRED_KINDS: Final = (FORWARD, BACKWARD)
 _RECEIVE_STREAM: Final = Stream.RECEIVE
 _SEND_STREAM: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
+_ENCODER_STREAMS: Final = {FROM_ENCODER_GROUP.name: Stream.IMAGES, TO_ENCODER_GROUP.name: Stream.SEND_PREVIOUS}
+"""Streams of what goes between the model and an encoder on ranks of its own.
+
+Nothing else is on them there, so that those who receive have posted their buffers when a sender is ready.
+"""
 
 
 def lower_step(
@@ -115,7 +128,7 @@ def lower_step(
     used_groups = {comm_op.comm_group for program in programs for comm_op in program.comm_ops}
     return Program(
         programs=programs,
-        program_index=plan.layout.mesh.rank_coordinates(PIPELINE),
+        program_index=plan.layout.rank_coordinates(PIPELINE),
         groups={comm_group: group for comm_group, group in groups.items() if comm_group in used_groups},
         expert_loads=build_load_factors(plan, step_count),
     )
@@ -148,8 +161,9 @@ def _lower_rank(builder: RankProgramBuilder, rank: int, entries: tuple[ScheduleE
     data_lowering.reduce_gradients(builder, stages, last_task)
     _reduce_tied_embeddings(builder, stages, last_task)
     add_norm_gradient_sync(builder, stages)
-    splits_backward = ActionKind.INPUT_GRADIENT in builder.backward_kinds.values()
-    optimizer_task = _add_optimizer(builder, stages, rank if splits_backward and builder.plan.layout.pp > 1 else None)
+    splits_backward, layout = ActionKind.INPUT_GRADIENT in builder.backward_kinds.values(), builder.plan.layout
+    passes_norm = splits_backward and layout.pp > 1 and not layout.encoder_ranks
+    optimizer_task = _add_optimizer(builder, stages, rank if passes_norm else None)
     data_lowering.end_step(builder, stages, optimizer_task)
     add_step_loss(builder, stages, optimizer_task)
     add_step_overhead(builder, optimizer_task)
@@ -224,7 +238,10 @@ def _add_receive(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePas
     message, input_operations = builder.stage_inputs[key]
     if message is None:
         return stage_pass
-    task = builder.tasks.add(_RECEIVE_STREAM, ReceiveTask(message, action))
+    if stream := _ENCODER_STREAMS.get(message.comm_group):
+        task = builder.tasks.add(stream, CollectiveTask(message))
+    else:
+        task = builder.tasks.add(_RECEIVE_STREAM, ReceiveTask(message, action))
     return StagePass(stage, action, (*depends_on, task), input_operations)
 
 
@@ -232,13 +249,13 @@ def _stage_input(
     builder: RankProgramBuilder, stage: int, kind: ActionKind
 ) -> tuple[CommOp | None, tuple[Operation, ...]]:
     """The message that passes of a stage receive (None: none), and the operations applied to it before they run."""
-    layout, forward = builder.plan.layout, kind is FORWARD
+    plan, forward = builder.plan, kind is FORWARD
     source = stage + (-1 if forward else 1)
-    message = _stage_message(builder, kind, source, stage)
-    if message is None or layout.tp == 1 or layout.sequence_parallel:
+    message, group = _stage_message(builder, kind, source, stage), plan.tensor_group(stage)
+    if message is None or group is None or (group is TP_GROUP and plan.layout.sequence_parallel):
         return message, ()
-    size = builder.plan.sent_bytes(min(source, stage))
-    gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, TP_GROUP.name, size)
+    size = plan.encoder.output_bytes if group is not TP_GROUP and plan.encoder else plan.sent_bytes(min(source, stage))
+    gather = CommOp("gather stage input", CollectiveType.ALL_GATHER, group.name, size)
     return message, (Operation(gather, WorkType.FORWARD if forward else WorkType.BACKWARD),)
 
 
@@ -275,6 +292,9 @@ def _add_send(builder: RankProgramBuilder, action: Action, last_task: int) -> tu
     message = builder.stage_outputs[key]
     if message is None:
         return ()
+    if stream := _ENCODER_STREAMS.get(message.comm_group):
+        task = builder.tasks.add(stream, CollectiveTask(message, (last_task,)))
+        return () if builder.plan.layout.overlap_p2p_comm else (task,)
     tag = Action(target, kind if forward else builder.backward_kinds[target, microbatch], microbatch)
     task = builder.tasks.add(_SEND_STREAM[forward], SendTask(message, tag, (last_task,)))
     return () if builder.plan.layout.overlap_p2p_comm else (task,)

@@ -118,13 +118,15 @@ class UnitBuilder:
         )
 
     def _encoder_units(self, encoder: EncoderPlan) -> tuple[Unit, ...]:
-        """Units of an encoder; behind its last one the replicas that share a sequence's images gather their tokens.
+        """Units of an encoder; behind its last one replicas on the model's ranks gather a sequence's tokens.
 
         Backward scatters the sum of the gradients, of which each rank has those of its part of the sequence; without
         sequence and context parallelism each has all.
         """
         *others, last = UnitBuilder(encoder.plan).stage_units(encoder.stage)
         layout, sizes = self.plan.layout, (ENCODER_IMAGES_GROUP.name, encoder.projected_bytes)
+        if layout.encoder_ranks:
+            return *others, last
         if layout.has_encoder_mesh:
             gather = Operation(CommOp("gather images", CollectiveType.ALL_GATHER, *sizes), WorkType.FORWARD)
             last = replace(last, forward=(*last.forward, gather))

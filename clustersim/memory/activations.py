@@ -116,7 +116,8 @@ class Activations:
         forward = max(unit.forward_bytes for unit in encoder.plan.stage_units(encoder.stage))
         temporary = max(own_transient, transient - freed, forward - own_saved)
         if not (stage.has_embedding or self.plan.layout.deallocate_pipeline_outputs):
-            saved += encoder.projected_bytes  # which an encoder alone sends
+            # which an encoder alone sends
+            saved += encoder.output_bytes if self.plan.layout.encoder_ranks else encoder.projected_bytes
         return own_saved + saved, own_wgrad + for_wgrad, temporary
 
     def saved_bytes(self, stage: PipelineStage) -> Bytes:

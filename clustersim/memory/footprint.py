@@ -96,7 +96,7 @@ class Footprint:
             MemoryCategory.OFFLOAD: Activations(self.plan).offload_buffer_bytes(stages) + self.in_transit_bytes(stages),
             MemoryCategory.MESSAGES: self.receive_buffer_bytes(stages) + bucket_bytes,
             MemoryCategory.WORKSPACE: self.workspace_bytes(stages),
-            MemoryCategory.COMMUNICATION: self.communicator_count * self.framework.communicator_bytes,
+            MemoryCategory.COMMUNICATION: self.communicator_count(pipeline_rank) * self.framework.communicator_bytes,
             MemoryCategory.CONTEXT: self.context_bytes,
         }
 
@@ -145,9 +145,12 @@ class Footprint:
 
         Replicas are counted once; frozen weights are not saved.
         """
-        ranks = self.plan.layout.world_size // self.plan.layout.pp
+        ranks_at = self.plan.layout.ranks_at
         return sum(
-            count * ranks / group.dp_size * (self._stored_format(group).bytes + self._state_bytes(group))
+            count
+            * ranks_at(pipeline_rank)
+            / group.dp_size
+            * (self._stored_format(group).bytes + self._state_bytes(group))
             for pipeline_rank in range(self.plan.layout.pp)
             for group, count in self._parameters_by_group(pipeline_rank)
             if group.is_trained
@@ -366,10 +369,11 @@ class Footprint:
         reduces_once = self.plan.layout.gradient_sync is not GradientSync.EVERY_BACKWARD
         return width - self._kept_gradient_bytes(group) if reduces_once else width
 
-    @property
-    def communicator_count(self) -> int:
-        """Number of communicators of the rank with more than one member."""
+    def communicator_count(self, pipeline_rank: int = 0) -> int:
+        """Number of communicators with more than one member of a pipeline rank's ranks."""
         layout = self.plan.layout
+        if layout.encoder_ranks and pipeline_rank == 0:
+            return sum(degree > 1 for degree in layout.encoder_layout.degrees.values())
         if layout.data.is_single_process:
             return 1
         return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.is_hybrid_sharded

@@ -195,6 +195,11 @@ LayerPartition = (
 """Layers of each stage, explicit or by a rule; None: evenly."""
 
 
+def evened(partition: LayerPartition) -> LayerPartition:
+    """An even partition, behind an encoder if the partition is."""
+    return BehindEncoder(None) if isinstance(partition, BehindEncoder) else None
+
+
 def first_model_stage(partition: LayerPartition) -> int:
     """Index of the stage of the embedding: the first one, or that behind an encoder's own."""
     return 1 if isinstance(partition, BehindEncoder) else 0

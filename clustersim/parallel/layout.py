@@ -41,8 +41,10 @@ from clustersim.parallel.mesh import (
     HYBRID_EXPERT_MESH,
     HYBRID_MESH,
     MESHES,
+    PIPELINE,
     REPLICATE,
     SHARD,
+    TENSOR,
     TP_GROUP,
     Axis,
     CommGroup,
@@ -61,8 +63,9 @@ class Layout(FieldPickling):
     cp_balanced: each rank has a chunk from the front of a causal sequence and its mirror chunk from the back (zigzag),
     else consecutive tokens. ep: number of ranks over which the experts of a MoE layer are distributed; etp: over which
     each expert is sharded (None: tp), both folded onto the ranks of tp, cp and dp; encoder_tp: over which an encoder is
-    sharded, whose replicas share the images of a sequence (None: tp, and all ranks of cp have all images);
-    is_encoder: it is the layout of such an encoder; dispatcher: token dispatcher;
+    sharded, whose replicas share the images of a sequence (None: tp, and all ranks of cp have all images); encoder_dp:
+    replicas of an encoder that is the first pipeline rank, which then has as many ranks as it needs (None: as the
+    others); is_encoder: it is the layout of such an encoder; dispatcher: token dispatcher;
     dispatcher_num_sms: SMs that its kernels use (None: the default). tp_comm_overlap: tensor-parallel
     collectives are pipelined in chunks with their neighbouring matmul; async_tensor_model_parallel_allreduce:
     backward's collectives overlap the matmul of the gradient that does not need them (Megatron-LM since 2022);
@@ -87,6 +90,7 @@ class Layout(FieldPickling):
     ep: int = 1
     etp: int | None = None
     encoder_tp: int | None = None
+    encoder_dp: int | None = None
     is_encoder: bool = False
     dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL
     dispatcher_num_sms: int | None = None
@@ -106,7 +110,31 @@ class Layout(FieldPickling):
     @property
     def world_size(self) -> int:
         """Number of ranks of the layout."""
-        return self.mesh.size
+        return self.encoder_ranks + self.mesh.size
+
+    @property
+    def encoder_ranks(self) -> int:
+        """Number of ranks that an encoder has besides the model's (0: it has some of them)."""
+        return 0 if self.encoder_dp is None else (self.encoder_tp or self.tp) * self.encoder_dp
+
+    @property
+    def encoder_cells(self) -> int:
+        """Number of sets of replicas of the model that share replicas of an encoder on ranks of its own.
+
+        As many as both can be dealt out to evenly (the brokers of DistTrain, Zhang et al. 2024, arXiv:2408.04275).
+        """
+        return self.dp if self.encoder_dp is None else math.gcd(self.dp, self.encoder_dp)
+
+    @property
+    def replica_ranks(self) -> int:
+        """Number of ranks of one replica of the model, without those that only an encoder has."""
+        return self.mesh.size // self.dp
+
+    def ranks_at(self, pipeline_rank: int) -> int:
+        """Number of ranks with this pipeline coordinate."""
+        if self.encoder_ranks and pipeline_rank == 0:
+            return self.encoder_ranks
+        return self.tp * self.cp * self.dp
 
     @property
     def as_configured(self) -> "Layout":
@@ -145,22 +173,25 @@ class Layout(FieldPickling):
 
     @property
     def image_shares(self) -> int:
-        """Replicas of an encoder that share the images of a sequence (1: there is one, or each has all of them)."""
+        """Replicas of an encoder that share images (1: there is one, or each has all of them)."""
+        if self.encoder_dp is not None:
+            return self.encoder_dp // self.encoder_cells
         return 1 if self.encoder_tp is None else max(1, self.tp * self.cp // self.encoder_tp)
 
     @property
     def has_encoder_mesh(self) -> bool:
         """Whether an encoder has a mesh of its own."""
-        return self.image_shares > 1
+        return self.image_shares > 1 or self.encoder_dp is not None
 
     @property
     def encoder_layout(self) -> "Layout":
-        """The layout of an encoder on the same ranks, which knows no sequence and context parallelism."""
-        unfolded = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None)
+        """The layout of an encoder, which knows no sequence and context parallelism."""
+        alone = replace(self, sequence_parallel=False, encoder_tp=None, encoder_dp=None)
+        unfolded = replace(alone, cp=1, dp=self.dp * self.cp)
         if not self.has_encoder_mesh:
             return unfolded
         tp = self.encoder_tp or self.tp
-        return replace(unfolded, tp=tp, dp=self.tp * self.cp * self.dp // tp, is_encoder=True)
+        return replace(unfolded, tp=tp, dp=self.encoder_dp or self.tp * self.cp * self.dp // tp, is_encoder=True)
 
     @property
     def exchanging_ranks(self) -> int:
@@ -204,7 +235,10 @@ class Layout(FieldPickling):
 
     @cached_property
     def meshes(self) -> dict[str, Mesh]:
-        """All meshes over the layout's ranks, by name; sub-axes take their parent's position in the order."""
+        """All meshes over the layout's ranks, by name; sub-axes take their parent's position in the order.
+
+        All have the same ranks, but that of an encoder on ranks of its own, which are before the others.
+        """
         degrees = self.degrees | self._sub_axis_degrees
         is_present = {
             DENSE_MESH: True,
@@ -215,16 +249,32 @@ class Layout(FieldPickling):
             ENCODER_MESH: self.has_encoder_mesh,
         }
         return {
-            mesh: Mesh({axis.name: degrees[axis.name] for axis in self._ordered_axes(axes)}, self._mirrored_axis(axes))
+            mesh: Mesh(
+                {axis.name: self._mesh_degree(mesh, degrees, axis) for axis in self._ordered_axes(axes)},
+                self._mirrored_axis(axes),
+                0 if mesh == ENCODER_MESH else self.encoder_ranks,
+            )
             for mesh, axes in MESHES.items()
             if is_present[mesh]
         }
 
+    def _mesh_degree(self, mesh: str, degrees: dict[str, int], axis: Axis) -> int:
+        """Degree of an axis in a mesh: an encoder on ranks of its own is a pipeline rank that no other mesh has."""
+        if axis is not PIPELINE or not self.encoder_ranks:
+            return degrees[axis.name]
+        return 1 if mesh == ENCODER_MESH else self.pp - 1
+
     def rank_coordinates(self, axis: Axis) -> IntArray:
         """Coordinate of every rank on a base axis: [ranks]; 0 on one that the layout does not have."""
+        coordinates = np.zeros(self.world_size, dtype=np.int64)
         meshes = (candidate for candidate in self.meshes.values() if axis.name in candidate.degrees)
-        mesh = next(meshes, None)
-        return np.zeros(self.world_size, dtype=np.int64) if mesh is None else mesh.rank_coordinates(axis)
+        if (mesh := next(meshes, None)) is not None:
+            behind_encoder = int(axis is PIPELINE and self.encoder_ranks > 0)
+            coordinates[mesh.first_rank :] = behind_encoder + mesh.rank_coordinates(axis)
+        if self.encoder_ranks and axis in (TENSOR, DATA):
+            replica, shard = np.divmod(np.arange(self.encoder_ranks), self.encoder_tp or self.tp)
+            coordinates[: self.encoder_ranks] = shard if axis is TENSOR else replica
+        return coordinates
 
     def _ordered_axes(self, axes: tuple[Axis, ...]) -> Sequence[Axis]:
         """The axes of a mesh in the layout's order; a mesh with axes that are not in it keeps its own order."""
@@ -248,7 +298,7 @@ class Layout(FieldPickling):
         sub_degrees |= {
             ENCODER_TENSOR.name: encoder_tp,
             ENCODER_IMAGES.name: self.image_shares,
-            ENCODER_DATA.name: self.dp,
+            ENCODER_DATA.name: self.encoder_cells,
         }
         sub_degrees |= {CONTEXT_INNER.name: self.inner_ranks, CONTEXT_OUTER.name: self.cp // self.inner_ranks}
         if not self.is_hybrid_sharded:

@@ -108,6 +108,8 @@ class GroupSpan(Enum):
     NEXT = "next"  # each with the one after it, as sender and receiver
     PREVIOUS = "previous"  # each with the one before it
     COUNTERPART = "across"  # each with its counterpart in the pipeline of opposite direction
+    FROM_ENCODER = "from the encoder"  # ranks of the encoder, then those of the model that need what they make
+    TO_ENCODER = "to the encoder"  # the same, those of the model first
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,13 @@ ENCODER_DP_GROUP: Final = CommGroup(
 """Ranks that hold the same weights of the encoder."""
 ENCODER_IMAGES_GROUP: Final = CommGroup("encoder_images", "images", (ENCODER_IMAGES,), TENSOR, mesh=ENCODER_MESH)
 """Replicas of the encoder that share the images of a sequence."""
+FROM_ENCODER_GROUP: Final = CommGroup(
+    "from_encoder", "encoder to model", (PIPELINE,), PIPELINE, GroupSpan.FROM_ENCODER, ENCODER_MESH
+)
+"""Ranks of an encoder with ranks of its own, and those of the model's first stage that they send tokens to."""
+TO_ENCODER_GROUP: Final = CommGroup(
+    "to_encoder", "model to encoder", (PIPELINE,), PIPELINE, GroupSpan.TO_ENCODER, ENCODER_MESH
+)
 EMBEDDING_GROUP: Final = CommGroup("embedding", "tied embeddings", (PIPELINE,), DATA, GroupSpan.EMBEDDING_RANKS)
 """Pipeline ranks that hold the embedding table, where it is tied to the output layer or shared with MTP layers."""
 PP_NEXT_GROUP: Final = CommGroup("pp_next", "pp", (PIPELINE,), PIPELINE, GroupSpan.NEXT)
@@ -225,6 +234,8 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
             ENCODER_TP_GROUP,
             ENCODER_DP_GROUP,
             ENCODER_IMAGES_GROUP,
+            FROM_ENCODER_GROUP,
+            TO_ENCODER_GROUP,
             PP_NEXT_GROUP,
             PP_PREVIOUS_GROUP,
             PP_COUNTERPART_GROUP,
@@ -242,15 +253,17 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes with degrees over ranks 0, 1, ... degrees: by axis name, the axis with adjacent ranks first.
+    """Axes with degrees over adjacent ranks. degrees: by axis name, the axis with adjacent ranks first.
 
     mirrored_axis: the data-parallel axis of a mesh of bidirectional pipeline pairs. The first half of its
     coordinates are on the first half of the ranks along the pipeline; the second half, on the counterpart ranks,
-    count back from the last one.
+    count back from the last one. first_rank: 0, but behind the ranks of an encoder (Megatron-LM's
+    `RankGenerator.rank_offset`).
     """
 
     degrees: Mapping[str, int]
     mirrored_axis: Axis | None = None
+    first_rank: int = 0
 
     @property
     def size(self) -> int:
@@ -275,7 +288,8 @@ class Mesh:
         [[0, 1, 6, 7], [2, 3, 4, 5]]
         """
         if self.mirrored_axis is None:
-            return np.arange(self.size, dtype=np.int64).reshape([*self.degrees.values()][::-1])
+            ranks = np.arange(self.first_rank, self.first_rank + self.size, dtype=np.int64)
+            return ranks.reshape([*self.degrees.values()][::-1])
         replica_count, pipeline_size = self.degrees[self.mirrored_axis.name], self.degrees[PIPELINE.name]
         paired_grid = Mesh(
             {**self.degrees, self.mirrored_axis.name: replica_count // 2, PIPELINE.name: 2 * pipeline_size}
@@ -285,10 +299,12 @@ class Mesh:
         return np.concatenate([first_half, counterparts], axis=self._dimension(self.mirrored_axis))
 
     def rank_coordinates(self, axis: Axis) -> IntArray:
-        """Coordinate of every rank on one axis: [ranks]."""
+        """Coordinate of each of its ranks on one axis: [ranks of the mesh]."""
         grid, dimension = self.rank_grid, self._dimension(axis)
         coordinates = np.empty(self.size, dtype=np.int64)
-        coordinates[grid] = np.arange(grid.shape[dimension]).reshape([-1] + [1] * (grid.ndim - 1 - dimension))
+        coordinates[grid - self.first_rank] = np.arange(grid.shape[dimension]).reshape(
+            [-1] + [1] * (grid.ndim - 1 - dimension)
+        )
         return coordinates
 
     def groups_along(self, *axes: Axis) -> IntArray:

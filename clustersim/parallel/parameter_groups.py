@@ -196,8 +196,11 @@ def single_copy_groups(layout: Layout, groups: Iterable[ParameterGroup]) -> tupl
 
     Where experts have a mesh of their own and nothing is sharded, those differ from the dense weights'. A sharded
     copy of all groups lies on the same ranks, so one collective suffices for all (Megatron-LM's ChainedOptimizer,
-    `grads_states_parallel_group_is_shared` in megatron/core/optimizer/optimizer.py).
+    `grads_states_parallel_group_is_shared` in megatron/core/optimizer/optimizer.py). Nor do an encoder on ranks of its
+    own and the model form groups of equal size: all ranks sum.
     """
+    if layout.encoder_ranks:
+        return (WORLD_GROUP,)
     if not layout.data.zero_stage:
         expert_group = EXPERT_MODEL_PARALLEL_GROUP if layout.has_expert_mesh else MODEL_PARALLEL_GROUP
         return tuple(dict.fromkeys(expert_group if group.name == EXPERTS else MODEL_PARALLEL_GROUP for group in groups))

@@ -32,6 +32,7 @@ from clustersim.parallel.layer_partition import (
 )
 from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
+from clustersim.parallel.mesh import ENCODER_TP_GROUP, TP_GROUP, CommGroup
 from clustersim.parallel.optimizer_factors import factor_ratio, keeps_factors
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
 from clustersim.parallel.token_dispatch import TokenDispatch
@@ -122,6 +123,12 @@ class Plan:
         if stage >= self.first_model_stage or self.encoder is None:
             return self.sent_activation_count(stage) * self.activation_bytes
         return self.encoder.projected_bytes
+
+    def tensor_group(self, stage: int) -> CommGroup | None:
+        """The groups of ranks over which a stage is sharded; None: it is not."""
+        if self.layout.encoder_ranks and stage < self.first_model_stage:
+            return ENCODER_TP_GROUP if self.layout.encoder_layout.tp > 1 else None
+        return TP_GROUP if self.layout.tp > 1 else None
 
     def receives_gradients(self, stage: int) -> bool:
         """Whether gradients are sent back to a stage: not to a frozen encoder alone."""
@@ -244,9 +251,14 @@ class Plan:
         images = None if encoder is None else self._image_batch(encoder)
         return None if images is None else images.imbalance
 
+    @property
+    def _shared_sequences(self) -> int:
+        """Sequences of which the images are encoded at once: a microbatch's, of all replicas that share an encoder."""
+        return self.training.microbatch * (self.layout.dp // self.layout.encoder_cells)
+
     def _even_images(self, encoder: Encoder) -> PackedImages:
         """Images of a microbatch on one rank, where all sequences have as many."""
-        images = round(self.training.microbatch * encoder.samples)
+        images = round(self._shared_sequences * encoder.samples)
         return PackedImages(-(-images // self.layout.image_shares), encoder.sample_tokens)
 
     def _image_batch(self, encoder: Encoder) -> ImageBatch | None:
@@ -255,7 +267,8 @@ class Plan:
             return None
         training, layout = self.training, self.layout
         waits = layout.data.shards_parameters or layout.ep > 1
-        sizes = encoder.samples_held(training.sequence), self.microbatches, layout.dp, training.microbatch
+        most, replicas = encoder.samples_held(training.sequence), layout.encoder_cells
+        sizes = most, self.microbatches, replicas, self._shared_sequences
         return ImageBatch(encoder.counts, image_work(encoder), *sizes, waits, layout.image_shares)
 
     def stage_encoder(self, stage: PipelineStage) -> "EncoderPlan | None":
@@ -478,13 +491,16 @@ class EncoderPlan:
     """An encoder of images on the ranks of the first stage, all of whose layers are in one stage of its own plan.
 
     Frameworks run it without sequence and context parallelism (Megatron-LM, examples/multimodal/model.py): ranks that
-    share a sequence all run the encoder for its images, or each of its `shares` replicas among them (`encoder_tp`) for
-    as many, rounded up, after which they exchange what they made of them.
+    share a sequence all run the encoder for its images, or each of its replicas among them (`encoder_tp`) for as many,
+    rounded up, after which they exchange what they made of them. Replicas on ranks of their own (`encoder_dp`) encode
+    the images of all replicas of the model, microbatch by microbatch (DistTrain, Zhang et al. 2024, arXiv:2408.04275).
+
+    shares: replicas that a microbatch's images are spread over; less than one where several microbatches share one.
     """
 
     plan: Plan
     stage: PipelineStage
-    shares: int = 1
+    shares: float = 1
 
     @classmethod
     def of_plan(cls, plan: Plan, encoder: Encoder, images: PackedImages) -> "EncoderPlan":
@@ -504,15 +520,20 @@ class EncoderPlan:
         )
         stage = PipelineStage(0, encoder.model.stack, has_embedding=True, has_head=True)
         own_plan = Plan(encoder.model, own_training, own_layout, plan.placement_rule, images=images)
-        return cls(own_plan, stage, layout.image_shares)
+        return cls(own_plan, stage, layout.image_shares * layout.encoder_cells / layout.dp)
 
     @property
     def projected_bytes(self) -> Bytes:
-        """Bytes of the tokens that the projector makes of a microbatch's images."""
+        """Bytes of the tokens that all replicas make of a microbatch's images."""
+        return self.shares * self.output_bytes
+
+    @property
+    def output_bytes(self) -> Bytes:
+        """Bytes of the tokens that the projector makes of the images on one rank."""
         head, training = self.plan.model.head, self.plan.training
         if not isinstance(head, Projector):
             raise TypeError(f"{self.plan.model.name} has no projector")
-        tokens = self.shares * training.microbatch * head.projected_tokens(training.sequence)
+        tokens = training.microbatch * head.projected_tokens(training.sequence)
         return float(tokens * head.widths[-1] * training.recipe.activations.bytes)
 
 

@@ -4,8 +4,12 @@ The groups of each `CommGroup` lie on one of the layout's meshes: ranks that dif
 ascending order, so that neighbours on the fast axes stay neighbours. Along the pipeline, a group holds only
 those that the placement of stages selects: the ranks with the embedding table, or (sender, receiver) pairs.
 In bidirectional pipelines the two ranks of a counterpart pair are half of the data-parallel axis apart.
+
+An encoder on ranks of its own hands over to the model's first stage in as small groups as possible: replicas of both
+that have the same images, and of the ranks of one replica those that neighbouring shards of the encoder feed.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -14,11 +18,14 @@ from clustersim.common.arrays import IntArray
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
     COMM_GROUPS,
+    CONTEXT,
     DATA,
     PIPELINE,
     PP_COUNTERPART_GROUP,
     PP_NEXT_GROUP,
     PP_PREVIOUS_GROUP,
+    TENSOR,
+    WORLD_GROUP,
     CommGroup,
     GroupSpan,
 )
@@ -57,6 +64,8 @@ def groups_along_axes(layout: Layout, comm_groups: Iterable[CommGroup]) -> dict[
 
 
 def _axis_groups(layout: Layout, comm_group: CommGroup) -> ProcessGroups:
+    if comm_group is WORLD_GROUP and layout.encoder_ranks:
+        return ProcessGroups(comm_group.name, np.arange(layout.world_size, dtype=np.int64)[None])
     return ProcessGroups(comm_group.name, layout.meshes[comm_group.mesh].groups_along(*comm_group.axes))
 
 
@@ -70,7 +79,13 @@ def _build_groups(
             comm_group.name,
             _pipeline_groups(layout, [embedding_ranks] if len(embedding_ranks) > 1 else [], len(embedding_ranks)),
         )
+    if comm_group.span in (GroupSpan.FROM_ENCODER, GroupSpan.TO_ENCODER):
+        return ProcessGroups(
+            comm_group.name, _encoder_groups(layout, outward=comm_group.span is GroupSpan.FROM_ENCODER)
+        )
     edges = placement.edges(P2P_DIRECTIONS[comm_group])
+    if layout.encoder_ranks:
+        edges = tuple(edge for edge in edges if 0 not in edge)
     return ProcessGroups(
         comm_group.name,
         _counterpart_pairs(layout, edges) if comm_group is PP_COUNTERPART_GROUP else _pipeline_groups(layout, edges),
@@ -80,7 +95,7 @@ def _build_groups(
 
 def _pipeline_groups(layout: Layout, stage_ranks: Sequence[Sequence[int]], size: int = 2) -> IntArray:
     """Ranks with these pipeline coordinates, on every line of the pipeline: [lines x coordinate sets, size]."""
-    coordinates = np.array(stage_ranks, dtype=np.int64).reshape(-1, size)
+    coordinates = np.array(stage_ranks, dtype=np.int64).reshape(-1, size) - (layout.encoder_ranks > 0)
     return np.ascontiguousarray(layout.mesh.groups_along(PIPELINE)[:, coordinates].reshape(-1, size))
 
 
@@ -89,3 +104,31 @@ def _counterpart_pairs(layout: Layout, edges: Sequence[tuple[int, int]]) -> IntA
     dp_lines = layout.mesh.groups_along(DATA)
     dp_lines = dp_lines[np.isin(layout.rank_coordinates(PIPELINE)[dp_lines[:, 0]], [sender for sender, _ in edges])]
     return np.stack([dp_lines, np.roll(dp_lines, layout.dp // 2, axis=1)], axis=-1).reshape(-1, 2)
+
+
+def _encoder_groups(layout: Layout, *, outward: bool) -> IntArray:
+    """Ranks of an encoder on ranks of its own, and those of the model that they exchange with: [groups, members].
+
+    outward: the encoder's are first, else the model's.
+    """
+    if not layout.encoder_ranks:
+        return np.zeros((0, 2), dtype=np.int64)
+    tp, cells, slots = layout.encoder_tp or layout.tp, layout.encoder_cells, layout.tp * layout.cp
+    shards, (pipeline, replica, context, tensor) = (
+        math.gcd(tp, slots),
+        map(layout.rank_coordinates, (PIPELINE, DATA, CONTEXT, TENSOR)),
+    )
+    first_stage = np.flatnonzero(pipeline == 1)
+    by_slot = first_stage[np.lexsort((tensor[first_stage], context[first_stage], replica[first_stage]))]
+    sides = [
+        ranks.reshape(cells, -1, shards, size // shards).swapaxes(1, 2).reshape(cells * shards, -1)
+        for ranks, size in ((np.arange(layout.encoder_ranks), tp), (by_slot, slots))
+    ]
+    return np.ascontiguousarray(np.concatenate(sides if outward else sides[::-1], axis=1))
+
+
+def encoder_group_sizes(layout: Layout) -> tuple[int, int]:
+    """Ranks of an encoder, and ranks of the model, in each group that hands over between them."""
+    tp, slots = layout.encoder_tp or layout.tp, layout.tp * layout.cp
+    groups = layout.encoder_cells * math.gcd(tp, slots)
+    return layout.encoder_ranks // groups, layout.dp * slots // groups

@@ -71,7 +71,7 @@ def run_what_ifs(result: SimulationResult, budget: float = WORK_BUDGET) -> WhatI
 
 
 def _baseline(result: SimulationResult) -> Baseline:
-    bubbles = bubble_seconds(result.breakdown, result.scenario.layout.mesh.rank_coordinates(PIPELINE))
+    bubbles = bubble_seconds(result.breakdown, result.scenario.layout.rank_coordinates(PIPELINE))
     work_seconds = tuple((result.step_time - bubbles).tolist())
     return Baseline(result.scenario, _busiest_rank(result), work_seconds)
 

@@ -43,6 +43,7 @@ class Stream(IntEnum):
     H2D = 7  # host-to-device copies
     EP = 8  # MoE dispatch and combine of a forward that overlaps a backward
     LAUNCH = 9  # launches of passes that overlap, by the host
+    IMAGES = 10  # what an encoder on ranks of its own makes of images, to the language model
 
 
 OVERLAPPING_STREAMS: Final = (Stream.DP, Stream.EP)
@@ -145,7 +146,8 @@ class CommOp:
     reduce_dtype: format of the reduction, if it reduces and that is known; routing: of MoE tokens, which
     `payload` counts once for each expert; host_sync: the host waits for all earlier work before the launch,
     because that determines the message sizes; load_index: index into the program's expert loads, by which members
-    receive (or return) uneven shares of the payload.
+    receive (or return) uneven shares of the payload; senders: of send/recv, the first members, each of which sends an
+    equal part of the payload to each of the others.
     """
 
     name: str
@@ -156,6 +158,7 @@ class CommOp:
     routing: TokenRouting | None = field(default=None, kw_only=True)
     host_sync: bool = field(default=False, kw_only=True)
     load_index: int | None = field(default=None, kw_only=True)
+    senders: int = field(default=1, kw_only=True)
 
 
 class HostOpKind(Enum):

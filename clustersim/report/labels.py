@@ -138,6 +138,7 @@ def describe_layout(scenario: "Scenario") -> str:
     labels = [
         *(f"{axis.name} {degrees[axis.name]:,}" for axis in DISPLAY_AXES if degrees[axis.name] > 1),
         *(_expert_degree_labels(layout) if layout.has_expert_mesh else ()),
+        _describe_encoder_ranks(layout),
         _describe_data_parallel(layout.data) if layout.dp > 1 else "",
         scenario.schedule.name + (f", {chunks} chunks" if chunks > 1 else "") if layout.pp > 1 else "",
         _describe_recompute(training.recompute) + (", stopped early" if stops_early else ""),
@@ -149,6 +150,13 @@ def describe_layout(scenario: "Scenario") -> str:
         f"of {training.microbatch}",
     ]
     return " · ".join(filter(None, labels))
+
+
+def _describe_encoder_ranks(layout: Layout) -> str:
+    """Degrees of an encoder that has some of its own; empty where it has none."""
+    if layout.encoder_dp is not None:
+        return f"encoder tp {layout.encoder_tp or layout.tp} x dp {layout.encoder_dp}"
+    return f"encoder tp {layout.encoder_tp}" if layout.has_encoder_mesh else ""
 
 
 def describe_model(model: TransformerModel) -> str:

@@ -31,7 +31,7 @@ from clustersim.scenario import Scenario
 _LANES: Final = {
     "compute": (Stream.COMPUTE,),
     "data parallel": (Stream.DP,),
-    "pipeline": (Stream.SEND_NEXT, Stream.SEND_PREVIOUS),
+    "pipeline": (Stream.SEND_NEXT, Stream.SEND_PREVIOUS, Stream.IMAGES),
 }
 _OFFLOAD_LANES: Final = {"to the host": (Stream.D2H,), "host": (Stream.HOST,), "from the host": (Stream.H2D,)}
 _EP_LANES: Final = {"experts": (Stream.EP,)}

@@ -184,7 +184,7 @@ def memory_capacities(scenario: ResolvedScenario) -> tuple[Bytes, ...]:
     accelerators, kind = scenario.cluster.accelerator_kinds()
     memory = np.array([accelerator.memory_bytes for accelerator in accelerators])
     return capacity_by_pipeline_rank(
-        memory[kind[: scenario.layout.world_size]], scenario.layout.mesh.rank_coordinates(PIPELINE)
+        memory[kind[: scenario.layout.world_size]], scenario.layout.rank_coordinates(PIPELINE)
     )
 
 
@@ -197,7 +197,7 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
     host = scenario.cluster.host_memory
     if plan.training.offload == NO_OFFLOAD or host is None:
         return None
-    stage = plan.layout.mesh.rank_coordinates(PIPELINE)
+    stage = plan.layout.rank_coordinates(PIPELINE)
     nodes = scenario.cluster.fabric.node_ids(np.arange(plan.layout.world_size))
     by_stage = nodes[np.argsort(stage, kind="stable")].reshape(plan.layout.pp, -1)
     return host_memory_use(plan, schedule_order(scenario, plan), by_stage, host.capacity)

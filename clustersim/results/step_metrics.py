@@ -101,7 +101,7 @@ class StepMetrics(SimulatedStep):
             self.breakdown,
             ideal=self.mfu_causal * self.step_time,
             matmul_share=matmul_share(self.trace_table, self.cost.time_segment),
-            pipeline_ranks=self.scenario.layout.mesh.rank_coordinates(PIPELINE),
+            pipeline_ranks=self.scenario.layout.rank_coordinates(PIPELINE),
         )
 
     @cached_property

@@ -258,7 +258,7 @@ def read_layout(
     is_bidirectional = schedule.is_bidirectional
     overlaps_by_default = schedule.overlaps_passes and section.ep > 1
     copied_fields = {name: getattr(section, name) for name in _COPIED_LAYOUT_FIELDS}
-    pp, dp = section.pp, section.dp or max(1, gpus // section.ranks_per_replica)
+    pp, dp = section.pp, section.dp or max(1, (gpus - section.encoder_ranks) // section.ranks_per_replica)
     if is_bidirectional:
         pp, dp = bidirectional_degrees(pp, dp)
     return Layout(
@@ -333,7 +333,7 @@ def requested_gpu_count(cluster: ClusterConfig, layout: LayoutConfig) -> int | N
     """GPUs that the file requests: the cluster's, else the layout's product of degrees, None if dp is left out."""
     if cluster.gpus is not None or layout.dp is None:
         return cluster.gpus
-    return layout.ranks_per_replica * layout.dp
+    return layout.encoder_ranks + layout.ranks_per_replica * layout.dp
 
 
 def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache) -> Schedule:

@@ -139,7 +139,7 @@ class RunMemory:
 
     @cached_property
     def _stage_of_rank(self) -> list[int]:
-        stages: list[int] = self.scenario.layout.mesh.rank_coordinates(PIPELINE).tolist()
+        stages: list[int] = self.scenario.layout.rank_coordinates(PIPELINE).tolist()
         return stages
 
 

@@ -47,13 +47,20 @@ def has_block_ring(scenario: Scenario) -> bool:
 
 
 def _without_encoder(scenario: Scenario) -> Scenario:
-    """The scenario's language model alone, all of which is trained, with a stage on every pipeline rank."""
+    """The scenario's language model alone, all of which is trained, with a stage on every pipeline rank.
+
+    Without GPUs that only the encoder has.
+    """
     if scenario.model.encoder is None:
         return scenario
-    layout = replace(scenario.layout, encoder_tp=None)
+    layout, cluster = replace(scenario.layout, encoder_tp=None, encoder_dp=None), scenario.cluster
+    if scenario.layout.encoder_ranks:
+        layout = replace(layout, pp=layout.pp - 1)
+        cluster = replace(cluster, gpu_count=layout.world_size)
     if isinstance(layout.layers_per_stage, BehindEncoder):
         layout = replace(layout, layers_per_stage=None)
-    return replace(scenario, model=replace(scenario.model, encoder=None, gradients=ModelGradients()), layout=layout)
+    model = replace(scenario.model, encoder=None, gradients=ModelGradients())
+    return replace(scenario, model=model, layout=layout, cluster=cluster)
 
 
 def without_mtp_layers(scenario: Scenario) -> Scenario:
@@ -80,6 +87,7 @@ def describe_omissions(scenario: Scenario, drawn: Scenario) -> str | None:
     if not omitted:
         return None
     with_all, without = memory_timelines(scenario), memory_timelines(drawn)
+    with_all = with_all[len(with_all) - len(without) :]  # an encoder with GPUs of its own is the first pipeline rank
     changes = [abs(ledger.peak - drawn_ledger.peak) for ledger, drawn_ledger in zip(with_all, without, strict=True)]
     rank, needed = changes.index(max(changes)), max(ledger.peak for ledger in with_all)
     them = "it" if len(omitted) == 1 and scenario.model.mtp_layers < 2 else "them"

@@ -35,6 +35,7 @@ class _StepVariant:
     pp: int
     dp: int
     batch: int
+    encoder_dp: int | None = None
     zero: int | None = None
     ep: int | None = None
     dispatcher: TokenDispatcher | None = None
@@ -120,7 +121,8 @@ def _plan_studies(scenario: Scenario) -> Iterator[_StudyPlan]:
 
 def _baseline(scenario: Scenario) -> _StepVariant:
     layout = scenario.layout.as_configured
-    return _StepVariant(scenario.cluster.gpu_count, layout.tp, layout.pp, layout.dp, scenario.training.global_batch)
+    sizes = layout.tp, layout.pp, layout.dp, scenario.training.global_batch, layout.encoder_dp
+    return _StepVariant(scenario.cluster.gpu_count, *sizes)
 
 
 def _layout_label(variant: _StepVariant) -> str:
@@ -128,21 +130,27 @@ def _layout_label(variant: _StepVariant) -> str:
 
 
 def _scaled_variants(baseline: _StepVariant) -> Iterator[_StepVariant]:
-    """The scenario on fewer and more GPUs, where dp and batch scale by the same ratio."""
+    """The scenario on fewer and more GPUs, where dp, batch and an encoder's own GPUs scale by the same ratio."""
+    encoder_dp = baseline.encoder_dp
     for numerator, denominator in GPU_COUNT_RATIOS:
-        if baseline.dp * numerator % denominator == 0 and baseline.batch * numerator % denominator == 0:
-            yield replace(
-                baseline, gpus=baseline.gpus * numerator // denominator, dp=baseline.dp * numerator // denominator
-            )
+        if any(size * numerator % denominator for size in (baseline.dp, baseline.batch, encoder_dp or 0)):
+            continue
+        yield replace(
+            baseline,
+            gpus=baseline.gpus * numerator // denominator,
+            dp=baseline.dp * numerator // denominator,
+            encoder_dp=encoder_dp and encoder_dp * numerator // denominator,
+        )
 
 
 def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVariant]:
     """Layouts on the same GPUs that are nearest to the scenario's, in powers of two of tp and pp."""
-    replicas = baseline.gpus // scenario.layout.cp
+    layout, own_stages = scenario.layout, int(baseline.encoder_dp is not None)
+    replicas, stages = (baseline.gpus - layout.encoder_ranks) // layout.cp, baseline.pp - own_stages
     candidates = [
-        replace(baseline, tp=tp, pp=pp, dp=replicas // (tp * pp))
+        replace(baseline, tp=tp, pp=pp + own_stages, dp=replicas // (tp * pp))
         for tp in {baseline.tp, *(2**power for power in range(7))}
-        for pp in {baseline.pp, *(2**power for power in range(10)), *(baseline.pp * 2, baseline.pp * 4)}
+        for pp in {stages, *(2**power for power in range(10)), *(stages * 2, stages * 4)}
         if replicas % (tp * pp) == 0
         and tp <= max(baseline.tp, scenario.cluster.gpus_per_node)
         and pp <= scenario.model.layer_count
@@ -194,6 +202,9 @@ def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:
     yield f"layout.cp={layout.cp}"
     for axis in ("tp", "pp", "dp"):
         yield f"layout.{axis}={getattr(variant, axis)}"
+    if variant.encoder_dp is not None:
+        yield f"layout.encoder_tp={layout.encoder_layout.tp}"
+        yield f"layout.encoder_dp={variant.encoder_dp}"
     yield f"training.global_batch={variant.batch}"
     if variant.pp != layout.pp:
         yield "layout.layers_per_stage=even"

@@ -418,14 +418,15 @@ def communicator_tables(space: ExplorerSpace) -> Iterator[LookupTable]:
     communicator = space.scenario.framework.communicator_bytes
     for axis in (*DENSE_AXIS_NAMES, EXPERT.name) if space.is_moe else DENSE_AXIS_NAMES:
         yield space.build_table(
-            lambda **degree: _build_footprint(space, space.plan_with(**degree)).communicator_count * communicator, axis
+            lambda **degree: _build_footprint(space, space.plan_with(**degree)).communicator_count() * communicator,
+            axis,
         )
 
     def hybrid_bytes(zero: int, replicas: int, pipelined: bool) -> float:
         plans = (
             space.plan_with(zero=zero_stage, dp=replicas, pp=1 + pipelined, batch=replicas) for zero_stage in (zero, 0)
         )
-        sharded, unsharded = (_build_footprint(space, plan).communicator_count for plan in plans)
+        sharded, unsharded = (_build_footprint(space, plan).communicator_count() for plan in plans)
         return (sharded - unsharded) * communicator
 
     yield space.build_table(hybrid_bytes, "zero", "replicas", "pipelined")

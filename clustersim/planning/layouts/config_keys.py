@@ -19,7 +19,11 @@ INNER_STEPS, FRAGMENTS, OVERLAP, OUTER_GRADIENTS = (
 OUTER_KEYS: Final = (INNER_STEPS, FRAGMENTS, OVERLAP, OUTER_GRADIENTS)
 """Keys of local training of which all values are evaluated for a layout at once: its inner steps stay the same."""
 DEGREES: Final = (TP, CP, PP)
+ENCODER_TP, ENCODER_DP = "layout.encoder_tp", "layout.encoder_dp"
+ENCODER_DEGREES: Final = (ENCODER_TP, ENCODER_DP)
+"""Degrees of an encoder; with GPUs of its own they decide how many the model has."""
 KEY_ORDER: Final = (
+    *ENCODER_DEGREES,
     *(*DEGREES, CP_KIND, ORDER, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE),
 )
 STATE_NEUTRAL_KEYS: Final = (EP_OVERLAP, MICROBATCH, RECOMPUTE)

@@ -12,7 +12,17 @@ from typing import Any, Final
 
 from clustersim.common.cached_method import cached_by
 from clustersim.common.errors import InputError
-from clustersim.planning.layouts.config_keys import CP, DP, ETP, MICROBATCH, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
+from clustersim.planning.layouts.config_keys import (
+    CP,
+    DP,
+    ENCODER_DEGREES,
+    ETP,
+    MICROBATCH,
+    PP,
+    SCHEDULE,
+    SEQUENCE_PARALLEL,
+    TP,
+)
 from clustersim.planning.layouts.executors import PackedScenario
 from clustersim.scenario import Scenario
 from clustersim.scenario.file_cache import ReadCache
@@ -22,7 +32,7 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 
 _POSITIVE_INTEGER: Final = re.compile("[1-9][0-9]{0,8}")
 _BOOLEANS: Final = {"true": True, "false": False}
-_INTEGER_KEYS: Final = (TP, CP, PP, DP, ETP, MICROBATCH)
+_INTEGER_KEYS: Final = (TP, CP, PP, DP, ETP, *ENCODER_DEGREES, MICROBATCH)
 _SHARED_FIELDS: Final = ("cost", "degradations", "model", "framework", "reliability")
 
 

@@ -19,6 +19,7 @@ from clustersim.planning.layouts.config_keys import (
     CP_KIND,
     DATA_PARALLEL,
     DEGREES,
+    ENCODER_DEGREES,
     EP,
     EP_OVERLAP,
     ETP,
@@ -57,7 +58,7 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
     """
     resolved = job.resolved
     rules = (
-        PruningRule(DEGREES, lambda layout_scenario, _: _check_degrees(layout_scenario, job)),
+        PruningRule((*ENCODER_DEGREES, *DEGREES), lambda layout_scenario, _: _check_degrees(layout_scenario, job)),
         *_COMMON_RULES,
         *(_MOE_RULES if resolved.model.distinct_routed_moes else ()),
     )
@@ -102,8 +103,8 @@ def value_name(value: str) -> str:
 
 
 def _check_degrees(resolved: ResolvedScenario, job: SearchJob) -> Iterator[str]:
-    layout, gpus = resolved.layout.as_configured, resolved.cluster.gpu_count
-    model_ranks = layout.tp * layout.cp * layout.pp
+    layout = resolved.layout.as_configured
+    model_ranks, gpus = max(1, layout.replica_ranks), resolved.cluster.gpu_count - layout.encoder_ranks
     if gpus % model_ranks:
         yield f"degrees do not divide the GPUs: tp x cp x pp {model_ranks} does not divide {gpus}"
     elif job.allowed_dp is not None and gpus // model_ranks not in job.allowed_dp:

@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.context_parallel import ContextParallelKind
+from clustersim.parallel.layer_partition import evened
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import CONTEXT, EXPERT, PIPELINE, TENSOR, Axis
 from clustersim.planning.layouts.config_keys import (
@@ -26,6 +27,8 @@ from clustersim.planning.layouts.config_keys import (
     DATA_PARALLEL,
     DEGREES,
     DP,
+    ENCODER_DEGREES,
+    ENCODER_DP,
     EP,
     EP_OVERLAP,
     ETP,
@@ -96,13 +99,14 @@ class SearchJob:
         tp, cp, pp = (self._degree(key, values) for key in DEGREES)
         if is_bidirectional and PP in self.values and PP not in values:
             pp = FEWEST_PAIRED_RANKS
-        dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
+        encoder = replace(resolved.layout, tp=tp, **self._encoder_degrees(values))
+        stages = pp if encoder.encoder_dp is None else max(1, pp - 1)
+        dp = max(1, (resolved.cluster.gpu_count - encoder.encoder_ranks) // (tp * cp * stages))
         run_pp, run_dp = _paired_degrees(pp, dp) if is_bidirectional else (pp, dp)
         same_pipeline = (pp, schedule) == (configured.pp, resolved.schedule)
         etp = values.get(ETP, SAME_AS_TP if configured.etp is None else str(configured.etp))
         layout = replace(
-            resolved.layout,
-            tp=tp,
+            encoder,
             cp=cp,
             order=self._parsed_value(ORDER, values, configured.order, configured.order),
             cp_kind=ContextParallelKind(values[CP_KIND]) if CP_KIND in values else resolved.layout.cp_kind,
@@ -114,7 +118,7 @@ class SearchJob:
                 EP_OVERLAP, str(configured.overlap_moe_expert_parallel_comm)
             ).lower()
             == "true",
-            layers_per_stage=configured.layers_per_stage if same_pipeline else None,
+            layers_per_stage=configured.layers_per_stage if same_pipeline else evened(configured.layers_per_stage),
             pp=run_pp,
             dp=run_dp,
             mirrored=is_bidirectional,
@@ -125,6 +129,11 @@ class SearchJob:
             recompute=self._parsed_value(RECOMPUTE, values, NoRecompute(), resolved.training.recompute),
         )
         return replace(resolved, layout=layout, schedule=schedule, training=training)
+
+    def _encoder_degrees(self, values: Mapping[str, str]) -> dict[str, int]:
+        """Degrees of an encoder that are varied, by field of the layout."""
+        varied = (key for key in ENCODER_DEGREES if key in self.values)
+        return {key.partition(".")[2]: self._degree(key, values) for key in varied}
 
     def _uses_sequence_parallel(self, values: Mapping[str, str], tp: int) -> bool:
         """Whether sequence parallelism is on; it follows tp where no value is chosen."""
@@ -250,7 +259,12 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         *(size.size for mixer in model.distinct_mixers for size in mixer.sharded_sizes if not size.replicable)
     )
     moe_layers = resolved.model.distinct_routed_moes
-    stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
+    own_stages = 0 if layout.encoder_dp is None else 1
+    stages = [
+        own_stages + divisor
+        for divisor in divisors(gpus - layout.encoder_ranks)
+        if divisor <= min(_MAX_STAGES, model.layer_count)
+    ]
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
     cp = [degree for degree in _POWERS if degree == 1 or training.sequence // degree >= _MIN_CP_TOKENS]
     tp = [degree for degree in _POWERS if degree <= domain and heads % degree == 0]
@@ -265,6 +279,9 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         ),
         RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
+    if layout.encoder_dp is not None:
+        replicas = [count for count in _POWERS if count * layout.encoder_layout.tp <= gpus // 2]
+        values[ENCODER_DP] = _include_value(replicas, layout.encoder_dp)
     if layout.cp > 1:
         values[CP_KIND] = (
             layout.cp_kind.value,

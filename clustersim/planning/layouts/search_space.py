@@ -26,6 +26,7 @@ from clustersim.build import require_scenario
 from clustersim.common.data_files import find_file, is_path
 from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
+from clustersim.parallel.layer_partition import evened
 from clustersim.planning.layouts.config_keys import (
     DP,
     KEY_ORDER,
@@ -134,7 +135,7 @@ class SearchSpace:
         if (
             values.keys() & {PP, SCHEDULE}
             and LAYERS_PER_STAGE not in self.user_keys
-            and resolved.layout.layers_per_stage is None
+            and resolved.layout.layers_per_stage == evened(resolved.layout.layers_per_stage)
         ):
             yield f"{LAYERS_PER_STAGE}=even"
         yield f"{DP}={layout.dp}"

@@ -88,7 +88,7 @@ def _shares_links(resolved: ResolvedScenario) -> bool:
 def _pipeline_rank_sites(plan: Plan, site_ids: IntArray, site_count: int) -> IntArray:
     """[pipeline ranks, sites] GPUs of each in each."""
     counts = np.zeros((plan.layout.pp, site_count), np.int64)
-    np.add.at(counts, (plan.layout.mesh.rank_coordinates(PIPELINE), site_ids), 1)
+    np.add.at(counts, (plan.layout.rank_coordinates(PIPELINE), site_ids), 1)
     return counts
 
 

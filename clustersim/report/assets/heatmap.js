@@ -4,7 +4,7 @@
 // simulated; classOf: [ranks] the class of each, NOBODY where it is not in the file; nodeOf: [ranks] the node of each.
 clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   "use strict";
-  const { parts, axes, orders, axisLabels, bins, makespan, size, most } = figure.facts;
+  const { parts, axes, first, orders, axisLabels, bins, makespan, size, most } = figure.facts;
   const { category, seconds, simulated, classOf, nodeOf } = arrays;
   const NOBODY = 65535;
   const MOST_TICKS = 12;
@@ -24,12 +24,14 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   let chosen = null; // the rank that the panel tells of
   let picture = null;
 
-  const place = (rank, axis) => Math.floor(rank / axes[axis][1]) % axes[axis][0];
+  // Ranks before the first are an encoder's own, the first on the pipeline.
+  const place = (rank, axis) =>
+    rank < first ? -1 : (Math.floor((rank - first) / axes[axis][1]) % axes[axis][0]) + (first > 0 && axis === "pp");
   const large = (axis) => axes[axis][0] > 1;
 
   // All ranks that are in the file, sorted by their places on the axes, the first axis changing last.
   function ordered(names) {
-    const ranks = [];
+    const ranks = Array.from({ length: first }, (_, rank) => rank).filter((rank) => classOf[rank] !== NOBODY);
     const step = (depth, rank) => {
       if (depth === names.length) {
         if (classOf[rank] !== NOBODY) ranks.push(rank);
@@ -38,11 +40,12 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
       const [degree, stride] = axes[names[depth]];
       for (let coordinate = 0; coordinate < degree; coordinate++) step(depth + 1, rank + coordinate * stride);
     };
-    step(0, 0);
+    step(0, first);
     return Uint32Array.from(ranks);
   }
 
-  const coordinates = (rank, names) => names.filter(large).map((axis) => `${axis} ${place(rank, axis)}`).join(", ");
+  const coordinates = (rank, names) =>
+    rank < first ? "encoder" : names.filter(large).map((axis) => `${axis} ${place(rank, axis)}`).join(", ");
 
   const several = nodeOf.some((node) => node !== nodeOf[0]);
   const node = (rank) => (several ? `node ${nodeOf[rank]}` : "");
@@ -131,19 +134,19 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     const single = high - low < MOST_TICKS;
     let ticks = [];
     for (let depth = 1; depth <= Math.max(1, names.length) && (single || ticks.length < 4); depth++) {
-      const first = names.slice(0, depth);
+      const outer = names.slice(0, depth);
       ticks = [];
       for (let row = low; row <= high; row++) {
-        const changes = row === low || first.some((axis) => place(ranks[row], axis) !== place(ranks[row - 1], axis));
-        if (changes) ticks.push([row, ranks[row], first]);
+        const changes = row === low || outer.some((axis) => place(ranks[row], axis) !== place(ranks[row - 1], axis));
+        if (changes) ticks.push([row, ranks[row], outer]);
       }
     }
     const step = Math.ceil(ticks.length / MOST_TICKS);
     ticks = ticks.filter((_, number) => number % step === 0);
     layout.yaxis.tickmode = "array";
     layout.yaxis.tickvals = ticks.map(([row]) => row);
-    layout.yaxis.ticktext = ticks.map(([, rank, first]) => {
-      const short = coordinates(rank, first);
+    layout.yaxis.ticktext = ticks.map(([, rank, outer]) => {
+      const short = coordinates(rank, outer);
       return (single && !tools.narrow() && short ? `${short} · rank ${rank}` : single ? `rank ${rank}` : short) + " ";
     });
   }

@@ -112,6 +112,7 @@ def _script_data(heatmap: RankHeatmap, unit_size: float) -> dict[str, Any]:
             for category in TIME_CATEGORIES
         ],
         "axes": {name: stride for mesh in meshes for name, stride in mesh.axis_strides.items()},
+        "first": heatmap.layout.encoder_ranks,
         "orders": orders,
         "axisLabels": [_labelled_axes(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],

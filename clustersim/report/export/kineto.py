@@ -41,6 +41,7 @@ _STREAM_IDS: Final = {  # numbers as CUDA gives them: the first that PyTorch mak
     Stream.D2H: 44,
     Stream.H2D: 48,
     Stream.EP: 24,
+    Stream.IMAGES: 52,
     Stream.HOST: 1001,  # threads of the host, which is where its own work is written
     Stream.LAUNCH: 1002,
     _OPERATION_STREAM: 20,

@@ -59,6 +59,7 @@ _RATE_COUNTERS: Final = (
     ("tokens to and from experts, overlapped: payload per second", (Stream.EP,)),
     ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
     ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
+    ("images to the model: payload per second", (Stream.IMAGES,)),
     ("copies to the host: bytes per second", (Stream.D2H,)),
     ("copies from the host: bytes per second", (Stream.H2D,)),
 )

@@ -128,7 +128,7 @@ def _resolve_term(layout: Layout, term: str, selection: str) -> tuple[Sequence[i
         case "all", False, _:
             ranks = range(layout.world_size)
         case "stage", _, True:
-            ranks = np.flatnonzero(layout.mesh.rank_coordinates(PIPELINE) == int(index_text)).tolist()
+            ranks = np.flatnonzero(layout.rank_coordinates(PIPELINE) == int(index_text)).tolist()
         case "slowest", _, True:
             slowest = int(index_text) if int(index_text) <= layout.world_size else 0
         case _, False, _ if keyword.isdecimal():

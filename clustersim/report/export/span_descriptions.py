@@ -44,6 +44,7 @@ STREAM_LABELS: Final = {
     Stream.H2D: "copies from the host",
     Stream.EP: "tokens to and from experts",
     Stream.LAUNCH: "the host's launches",
+    Stream.IMAGES: "images to the model",
 }
 _TASK_KINDS: Final = {CollectiveTask: "collective", SendTask: "send", ReceiveTask: "receive"}
 

@@ -1,6 +1,5 @@
 """What may a scenario file say about its parallel layout?"""
 
-import math
 from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, Self
@@ -17,7 +16,7 @@ from clustersim.parallel.layer_partition import (
     LayerPartition,
     PipelineLayoutString,
 )
-from clustersim.parallel.mesh import DATA, DENSE_MESH, MESHES
+from clustersim.parallel.mesh import DENSE_MESH, MESHES
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.config.data_parallel import DataParallelConfig, DdpConfig
@@ -119,7 +118,7 @@ class LayoutConfig(ConfigModel):
     pp: Degree = 1
     """pipeline-parallel degree: ranks of a pipeline"""
     dp: Degree | None = None
-    """data-parallel degree: replicas; left out: GPU count over the product of the other degrees"""
+    """data-parallel degree: replicas; left out: GPU count (without an encoder's own) over the product of the others"""
     ep: Degree = 1
     """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
@@ -174,6 +173,10 @@ class LayoutConfig(ConfigModel):
     """tensor-parallel degree of model.encoder, whose replicas share the images of a sequence; left out: tp, and
     context-parallel ranks all have them
     """
+    encoder_dp: Degree | None = None
+    """replicas of model.encoder on GPUs of its own (own_stage), encoder_tp x encoder_dp of them; left out: as many GPUs
+    as every pipeline rank
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -192,5 +195,11 @@ class LayoutConfig(ConfigModel):
 
     @property
     def ranks_per_replica(self) -> int:
-        """Ranks of one data-parallel replica: the product of the other degrees."""
-        return math.prod(getattr(self, axis.name) for axis in MESHES[DENSE_MESH] if axis is not DATA)
+        """Ranks of one data-parallel replica: the product of the other degrees, without an encoder's own ranks."""
+        own_stages = 0 if self.encoder_dp is None else 1
+        return max(1, self.tp * self.cp * (self.pp - own_stages))
+
+    @property
+    def encoder_ranks(self) -> int:
+        """Ranks that an encoder has besides those of the replicas."""
+        return 0 if self.encoder_dp is None else (self.encoder_tp or self.tp) * self.encoder_dp

@@ -69,6 +69,7 @@ from clustersim.scenario.validation_rules.towers import (
     check_encoder,
     check_encoder_layout,
     check_encoder_placement,
+    check_encoder_ranks,
     check_images,
 )
 
@@ -77,7 +78,8 @@ MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real r
 
 def find_problems(scenario: ResolvedScenario) -> list[str]:
     """Why the scenario cannot run, one sentence per problem; empty if it can."""
-    size_checks = (check_degrees, check_placement, check_encoder_placement, check_encoder_layout)
+    towers = check_encoder_placement, check_encoder_layout, check_encoder_ranks
+    size_checks = (check_degrees, check_placement, *towers)
     problems = (problem for check in size_checks for problem in check(scenario))
     size_problems = [*_check_size_limits(scenario.model), *problems]
     return size_problems or [*dict.fromkeys(problem for check in _CHECKS for problem in check(scenario))]
@@ -102,9 +104,9 @@ def _check_size_limits(model: TransformerModel) -> Iterator[str]:
 
 
 def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that the product of the degrees equals the cluster's GPU count."""
+    """Check that the product of the degrees equals the cluster's GPU count; see towers for an encoder's own GPUs."""
     layout, gpus = scenario.layout, scenario.cluster.gpu_count
-    if layout.world_size == gpus:
+    if layout.world_size == gpus or layout.encoder_dp is not None:
         return
     product = _format_product(layout.as_configured, DISPLAY_AXES)
     yield SizeProblem(

@@ -6,11 +6,13 @@ Each check reports in one sentence what conflicts and what would fit.
 from collections.abc import Iterator
 
 from clustersim.model.model_ends import NoHead
+from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import Encoder, TransformerModel
 from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.scenario.nearest_values import divisors
+from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.remedies import Problem, Remedy, SizeProblem
 
@@ -59,15 +61,16 @@ def check_encoder(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that an encoder with a tensor-parallel degree of its own exists, and fits the layout."""
+    """Check that an encoder with degrees of its own exists, and fits the layout."""
     layout, model, training = scenario.layout, scenario.model, scenario.training
-    tp = layout.encoder_tp
-    if tp is None:
+    tp, dp = layout.encoder_tp, layout.encoder_dp
+    key, degree = ("layout.encoder_tp", tp) if dp is None else ("layout.encoder_dp", dp)
+    if degree is None:
         return
     if model.encoder is None:
-        yield f"layout.encoder_tp: {tp}, but {model.name} has no encoder; leave it out, or give one"
+        yield f"{key}: {degree}, but {model.name} has no encoder; leave it out, or give one"
         return
-    if layout.tp % tp:
+    if dp is None and tp is not None and layout.tp % tp:
         yield Problem(
             f"layout.encoder_tp: {tp} does not divide tp {layout.tp}, over whose ranks replicas of the encoder lie",
             Remedy.nearest("layout.encoder_tp", tp, divisors(layout.tp)),
@@ -79,8 +82,41 @@ def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
         "training.optimizer of matrices": training.orthogonalizes_dense,
         "training.precision with matrices in formats of their own": training.recipe.has_matrix_formats,
     }
+    if dp is not None:
+        conflicts = {name: is_set for name, is_set in conflicts.items() if not name.startswith("layout.order")} | {
+            f"schedule: {scenario.schedule.name}, which passes the gradient norm along the pipeline,": (
+                scenario.schedule.ends_staggered
+            ),
+            "training.offload": training.offload != NO_OFFLOAD,
+            "diloco": scenario.diloco is not None,
+            "reliability.elastic": scenario.reliability.elastic is not ElasticPolicy.WAIT,
+        }
     for setting in (name for name, is_set in conflicts.items() if is_set and layout.has_encoder_mesh):
-        yield f"{setting} with layout.encoder_tp is not modelled; leave one of them out"
+        yield f"{setting} with {key} is not modelled; leave one of them out"
+
+
+def check_encoder_ranks(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that an encoder with GPUs of its own has a stage of its own, and that theirs and the model's are all."""
+    layout, gpus = scenario.layout, scenario.cluster.gpu_count
+    dp, tp = layout.encoder_dp, layout.encoder_tp or layout.tp
+    if dp is None or scenario.model.encoder is None:
+        return
+    if not isinstance(layout.layers_per_stage, BehindEncoder):
+        yield SizeProblem(
+            f"layout.encoder_dp: {dp}, but the encoder has the first stage's ranks, of which there are as many as of "
+            "others",
+            Remedy("layout.encoder_placement", (("own_stage",),)),
+        )
+    elif layout.pp > 1 and layout.world_size != gpus:
+        replica = layout.tp * layout.cp * (layout.pp - 1)
+        fitting = [count for count in range(1, gpus // tp + 1) if gpus - tp * count in (replica * layout.dp, replica)]
+        fitting += [count for count in range(1, (gpus - replica) // tp + 1) if (gpus - tp * count) % replica == 0]
+        yield SizeProblem(
+            f"layout.encoder_dp: encoder_tp {tp} x encoder_dp {dp} and tp {layout.tp} x cp {layout.cp} x dp {layout.dp}"
+            f" x {layout.pp - 1} other pipeline ranks = {layout.world_size} GPUs, but the cluster has {gpus}",
+            Remedy.nearest("layout.encoder_dp", dp, set(fitting)),
+            Remedy("cluster.gpus", ((layout.world_size,),)),
+        )
 
 
 def check_encoder_placement(scenario: ResolvedScenario) -> Iterator[str]:

@@ -76,7 +76,7 @@ def _slow_rank(baseline: Baseline) -> Iterator[ChangedScenario]:
         raise InapplicableChangeError("there is one rank")
     rank = middle_rank(scenario) if baseline.busiest_rank is None else baseline.busiest_rank
     stage_label = "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
-    pipeline_rank = scenario.layout.mesh.rank_coordinates(PIPELINE)[rank]
+    pipeline_rank = scenario.layout.rank_coordinates(PIPELINE)[rank]
     stage = f", {stage_label} {pipeline_rank}" if scenario.layout.pp > 1 else ""
     detail = f": GPU {scenario.cluster.machine_gpu_ids[rank]:,}{stage}"
     yield ChangedScenario(with_slow_gpu(scenario, _REDUCED, rank), detail)
