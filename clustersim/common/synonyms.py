@@ -56,6 +56,7 @@ _WORDS_BY_KEY: Final = {
         "ep_size expert_parallel expert_parallelism expert_parallel_size expert_parallel_degree "
         "expert_model_parallel_size"
     ),
+    "layout.encoder_dp": "encoder_data_parallel_size encoder_data_parallel_degree vision_dp vit_dp encoder_replicas",
     "layout.encoder_tp": "encoder_tensor_model_parallel_size encoder_tensor_parallel_size vision_tp vit_tp",
     "layout.sequence_parallel": "sp use_sequence_parallel",
     "cluster.gpus, the GPUs of the job: nodes x GPUs per node": (

@@ -186,8 +186,7 @@ class Layout(FieldPickling):
     @property
     def encoder_layout(self) -> "Layout":
         """The layout of an encoder, which knows no sequence and context parallelism."""
-        alone = replace(self, sequence_parallel=False, encoder_tp=None, encoder_dp=None)
-        unfolded = replace(alone, cp=1, dp=self.dp * self.cp)
+        unfolded = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None, encoder_dp=None)
         if not self.has_encoder_mesh:
             return unfolded
         tp = self.encoder_tp or self.tp

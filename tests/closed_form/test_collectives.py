@@ -120,6 +120,17 @@ def test_ring_between_single_ranks(n):
     )
 
 
+@pytest.mark.parametrize(("senders", "receivers"), [(1, 1), (1, 4), (4, 1), (3, 2)])
+def test_several_senders_and_receivers_share_their_nics(senders, receivers):
+    """Each sender sends its part of S to each receiver: the NICs of the fewer ones are the bottleneck."""
+    fabric = cluster(8, 4)
+    members = np.array([[*range(senders), *range(4, 4 + receivers)]])
+    for group, first in ((members, senders), (np.roll(members, receivers, axis=1), receivers)):
+        variants = Tuner(fabric, ideal_library(), senders=first).evaluate_variants(CollectiveType.SEND_RECV, group)
+        expected = route_latency(fabric, 0, 4) + PAYLOAD / min(senders, receivers) / NIC
+        assert select_variants(variants, PAYLOAD).seconds == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("domains", [2, 4])
 def test_rings_over_several_domains_use_every_nic(domains):
     """N = 4 d ranks, four rings: each NIC carries a quarter of 2 (n-1)/n S; of 2 (n-1) steps 2 (d-1) cross."""

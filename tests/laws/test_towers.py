@@ -1,7 +1,9 @@
 """Laws of models of several towers: an empty encoder is none, and what is frozen costs no more than what is trained."""
 
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +20,10 @@ from clustersim.model.operators import ENCODER, FROZEN_ENCODER, LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import AttentionBackend, Training
 from clustersim.model.transformer import parameter_count
+from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.parallel.plan import Plan
-from clustersim.program.task import CommOp
+from clustersim.program.action import FORWARD
+from clustersim.program.task import CollectiveTask, CommOp, ComputeTask
 from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 
@@ -344,3 +348,120 @@ def test_the_encoder_of_a_plan_is_on_the_stage_of_the_embedding() -> None:
         for kernel in (*operator.input_gradient, *operator.weight_gradient)
     ]
     assert not backward_kernels
+
+
+_OWN_RANKS = [
+    {"tp": tp, "cp": cp, "pp": stages + 1, "dp": left // replica, "encoder_tp": encoder_tp, "encoder_dp": encoder_dp}
+    for tp, cp, stages, encoder_tp in itertools.product([1, 2], repeat=4)
+    for encoder_dp in range(1, 8)
+    for replica, left in [(tp * cp * stages, 16 - encoder_tp * encoder_dp)]
+    if left > 0 and left % replica == 0
+]
+"""Degrees of a model and of an encoder with GPUs of its own that take two nodes of eight together."""
+
+
+@st.composite
+def own_ranks(draw: st.DrawFn) -> dict[str, Any]:
+    """A layout whose encoder has ranks of its own."""
+    degrees = draw(st.sampled_from(_OWN_RANKS))
+    order = draw(st.permutations(["tp", "cp", "dp", "pp"]))
+    data = draw(st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]))
+    return {
+        "model": {"language": _LANGUAGE, "encoder": {**_ENCODER, "images": draw(st.integers(1, 3))}},
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {**degrees, "order": order, "data": data, "encoder_placement": "own_stage"},
+        "training": {"sequence": 256, "global_batch": 3 * degrees["dp"], "microbatch": 1},
+    }
+
+
+@given(tower_mappings())
+@examples(12)
+def test_as_many_ranks_for_the_encoder_as_for_others_are_its_pipeline_rank(mapping: dict[str, Any]) -> None:
+    """The gradient norm is left out: it is over all ranks, and without ZeRO's shards over fewer."""
+    layout = {**mapping["layout"], "pp": 2, "sequence_parallel": False, "encoder_placement": "own_stage"}
+    mapping = {**mapping, "training": {**mapping["training"], "gradient_clipping": False}}
+    degrees = {"encoder_tp": layout["tp"], "encoder_dp": 4 // layout["tp"]}
+    shared, own = (simulate(Scenario.from_mapping({**mapping, "layout": {**layout, **keys}})) for keys in ({}, degrees))
+    assert own.step_time == shared.step_time
+    assert own.model_flops == shared.model_flops
+    assert [ledger.peak for ledger in own.ledgers] == [ledger.peak for ledger in shared.ledgers]
+    np.testing.assert_allclose(own.breakdown.seconds, shared.breakdown.seconds, rtol=1e-9, atol=1e-12)
+
+
+@given(own_ranks())
+@examples(24)
+def test_all_images_reach_the_replicas_whose_they_are(mapping: dict[str, Any]) -> None:
+    """Each rank of the model's first stage gets its slice of what is made, and returns the gradients of its part."""
+    scenario = Scenario.from_mapping(mapping)
+    plan, program, layout = build_plan(scenario), simulate(scenario).program, scenario.layout
+    assert plan.encoder is not None
+    assert plan.model.encoder is not None
+    made = layout.encoder_dp * plan.encoder.output_bytes if layout.encoder_dp else 0.0
+    images = plan.encoder.plan.training.microbatch
+    assert images * layout.encoder_dp >= layout.dp * plan.model.encoder.samples > (images - 1) * layout.encoder_dp
+    ops = {op.comm_group: op for op in program.comm_ops if op.comm_group in ("from_encoder", "to_encoder")}
+    outward, back = (program.groups[name].members for name in ("from_encoder", "to_encoder"))
+    assert len(outward) * ops["from_encoder"].payload == pytest.approx(layout.cp * made)
+    assert len(back) * ops["to_encoder"].payload == pytest.approx(made)
+    senders, stage = ops["from_encoder"].senders, layout.rank_coordinates(PIPELINE)
+    assert sorted(outward[:, :senders].ravel()) == np.flatnonzero(stage == 0).tolist()
+    assert sorted(outward[:, senders:].ravel()) == np.flatnonzero(stage == 1).tolist()
+    assert [sorted(group) for group in outward.tolist()] == [sorted(group) for group in back.tolist()]
+    replica, cells = layout.rank_coordinates(DATA), layout.encoder_cells
+    cell = np.where(stage == 0, replica // (layout.encoder_dp // cells), replica // (layout.dp // cells))
+    assert (cell[outward] == cell[outward[:, :1]]).all()
+
+
+@given(own_ranks())
+@examples(16)
+def test_every_rank_is_in_a_group_of_each_kind_that_it_uses(mapping: dict[str, Any]) -> None:
+    """And neither folding nor coalescing changes the step, nor does the vectorized engine."""
+    scenario = Scenario.from_mapping(mapping)
+    result = simulate(scenario)
+    program = result.program
+    for index, rank_program in enumerate(program.programs):
+        ranks = set(np.flatnonzero(program.program_index == index).tolist())
+        for comm_op in rank_program.comm_ops:
+            group = program.groups[comm_op.comm_group]
+            assert group.ordered or ranks <= set(group.members.ravel().tolist()), comm_op
+    for override in ("cost.symmetry=off", "cost.coalesce=false", "cost.network=uncontended"):
+        other = simulate(scenario.with_overrides(override))
+        assert override.endswith("uncontended") or other.step_time == pytest.approx(result.step_time, rel=1e-9)
+    vectorized, folded = (
+        simulate(scenario.with_overrides("cost.network=uncontended", *overrides)).step_time
+        for overrides in (["cost.symmetry=off"], [])
+    )
+    assert vectorized == pytest.approx(folded, rel=1e-9)
+
+
+def test_the_model_waits_for_its_images_and_the_encoder_for_their_gradients() -> None:
+    """The first forward begins when the images have arrived; a bottleneck's passes follow each other at once."""
+    mapping = {
+        "model": {"language": _LANGUAGE, "encoder": {"preset": "clip-vit-l-14-336", "images": 4}},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"pp": 2, "dp": 6, "encoder_placement": "own_stage", "encoder_tp": 2, "encoder_dp": 1},
+        "training": {"sequence": 4096, "global_batch": 48, "microbatch": 1},
+        "framework": "ideal",
+    }
+    result = simulate(Scenario.from_mapping(mapping))
+    trace, tasks = result.trace, [program.tasks for program in result.program.programs]
+    encoder, model = (int(trace.representative[rank]) for rank in (0, 2))
+
+    def spans(rank: int, wanted: Any) -> list[tuple[float, float]]:
+        rows = np.flatnonzero(trace.rank == rank)
+        own = tasks[int(result.program.program_index[rank])]
+        return [(trace.start[row], trace.end[row]) for row in rows if wanted(own[trace.task[row]])]
+
+    def is_forward(task: Any) -> bool:
+        return isinstance(task, ComputeTask) and task.action is not None and task.action.kind is FORWARD
+
+    def is_images(task: Any) -> bool:
+        return isinstance(task, CollectiveTask) and task.comm_op.comm_group == "from_encoder"
+
+    forwards, sent = sorted(spans(encoder, is_forward)), sorted(spans(encoder, is_images))
+    received = sorted(spans(model, is_images))
+    assert sent == received
+    assert sent[0][0] == forwards[0][1]
+    assert min(start for start, _ in spans(model, is_forward)) == received[0][1]
+    busy = sum(end - start for start, end in spans(encoder, lambda task: isinstance(task, ComputeTask)))
+    assert result.step_time == pytest.approx(busy, rel=0.02)  # 24 images a pass: the model waits for them

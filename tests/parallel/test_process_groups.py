@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import (
     COMM_AXES,
@@ -24,7 +25,7 @@ from clustersim.parallel.mesh import (
     TENSOR,
     Axis,
 )
-from clustersim.parallel.process_groups import process_groups
+from clustersim.parallel.process_groups import encoder_group_sizes, process_groups
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.dual_pipe import DualPipe
 
@@ -187,6 +188,24 @@ def test_hybrid_sharding_shards_experts_within_replicas() -> None:
     groups = process_groups(layout, looped_placement(1))
     assert groups["edp_shard"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
     assert groups["edp_replicate"].members.tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+
+def test_an_encoder_on_ranks_of_its_own_hands_over_in_the_smallest_groups() -> None:
+    """Three replicas of two for six of the model, two shards each for two: two replicas of the model to each."""
+    partition = BehindEncoder(None)
+    layout = Layout(tp=2, dp=6, pp=3, encoder_tp=2, encoder_dp=3, layers_per_stage=partition)
+    assert layout.world_size == 6 + 24
+    assert [layout.ranks_at(rank) for rank in range(3)] == [6, 12, 12]
+    groups = process_groups(layout, looped_placement(3), (1, 2))
+    expected = [[0, 6, 8], [1, 7, 9], [2, 10, 12], [3, 11, 13], [4, 14, 16], [5, 15, 17]]
+    assert groups["from_encoder"].members.tolist() == expected
+    assert groups["to_encoder"].members.tolist() == [[*group[1:], group[0]] for group in expected]
+    assert encoder_group_sizes(layout) == (1, 2)
+    assert groups["encoder_tp"].members.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert groups["encoder_dp"].members.tolist() == [[0, 2, 4], [1, 3, 5]]
+    assert groups["world"].members.tolist() == [[*range(30)]]
+    assert groups["pp_next"].members.tolist() == [[rank, rank + 12] for rank in range(6, 18)]
+    assert groups["dp"].members.min() == 6
 
 
 def test_every_axis_has_a_comm_group_and_every_comm_group_a_mesh() -> None:

@@ -207,6 +207,42 @@ def test_a_degree_of_the_encoder_divides_that_of_its_language_model(
         _scenario(model, "layout.tp=8", "layout.data=zero1", *overrides)
 
 
+@pytest.mark.parametrize(
+    ("model", "overrides", "message"),
+    [
+        ("llama2-7b", [], "layout.encoder_dp: 2, but llama2-7b has no encoder"),
+        ("llava-1.5-7b", ["layout.encoder_placement=first_stage"], "encoder_dp: 2, but.*; encoder_placement own_stage"),
+        ("llava-1.5-7b", ["layout.pp=1"], "own_stage takes a pipeline rank from pp 1"),
+        (
+            "llava-1.5-7b",
+            ["layout.encoder_dp=3"],
+            r"encoder_dp: encoder_tp 1 x encoder_dp 3 and tp 1 x cp 1 x dp 6 x 1 other pipeline ranks = 9 GPUs, but "
+            "the cluster has 8; encoder_dp 2 fits",
+        ),
+        ("llava-1.5-7b", ["layout.encoder_tp=3", "layout.dp=2"], "encoder_tp: 3 does not divide heads 16"),
+        ("llava-1.5-7b", ["schedule=zb-2p"], "schedule: zb-2p, whose ranks end.*with layout.encoder_dp"),
+        (
+            "llava-1.5-7b",
+            ["training.offload={optimizer: true}"],
+            "training.offload with layout.encoder_dp is not modelled",
+        ),
+        ("llava-1.5-7b", ["layout.encoder_data_parallel_size=2"], "layout.*encoder_dp"),
+    ],
+)
+def test_an_encoder_with_gpus_of_its_own_is_a_stage_and_leaves_the_rest(
+    model: str, overrides: list[str], message: str
+) -> None:
+    layout = ["layout.pp=2", "layout.dp=6", "layout.data=zero1", "layout.encoder_placement=own_stage"]
+    with pytest.raises(InputError, match=message):
+        _scenario(model, *layout, "layout.encoder_tp=1", "layout.encoder_dp=2", "training.global_batch=24", *overrides)
+
+
+def test_replicas_are_on_the_gpus_that_the_encoder_leaves() -> None:
+    keys = ["layout.encoder_placement=own_stage", "layout.encoder_dp=2", "layout.pp=2", "layout.data=zero1"]
+    layout = _scenario("llava-1.5-7b", *keys, "training.global_batch=24").layout
+    assert (layout.dp, layout.encoder_ranks, layout.world_size) == (6, 2, 8)
+
+
 def test_a_model_of_tokens_needs_its_sequence() -> None:
     mapping = {"model": "llama2-7b", "cluster": {"name": "dgx-h100", "gpus": 8}, "training": {"global_batch": 8}}
     with pytest.raises(InputError, match=r"training\.sequence: is missing; write sequence: 8192"):

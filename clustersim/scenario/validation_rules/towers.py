@@ -84,7 +84,7 @@ def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
     }
     if dp is not None:
         conflicts = {name: is_set for name, is_set in conflicts.items() if not name.startswith("layout.order")} | {
-            f"schedule: {scenario.schedule.name}, which passes the gradient norm along the pipeline,": (
+            f"schedule: {scenario.schedule.name}, whose ranks end one after the other,": (
                 scenario.schedule.ends_staggered
             ),
             "training.offload": training.offload != NO_OFFLOAD,
