@@ -66,18 +66,24 @@ _FIELD_WORDS: Final = MappingProxyType({"mtp_spec": "multi-token prediction laye
 """What fields of a model are called in sentences, where not as in the code."""
 
 
+def _unchanged(scenario: Scenario) -> Scenario:
+    """The scenario, whose layers a program has."""
+    return scenario
+
+
 @dataclass(frozen=True, slots=True)
 class ArgumentExporter:
     """Exporter of one program's arguments.
 
     program: its name; framework: name of the framework in its scenarios; render: scenario to text; parse: text
-    to scenario mapping.
+    to scenario mapping; in_its_layers: the scenario with the same operators in layers as the program has them.
     """
 
     program: str
     framework: str
     render: Callable[[Scenario], str]
     parse: Callable[[str, str, str, int | None], ImportResult]
+    in_its_layers: Callable[[Scenario], Scenario] = _unchanged
 
 
 def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportResult:
@@ -88,11 +94,15 @@ def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportRes
             f"{scenario_label(scenario)}: model: {exporter.program} trains models of tokens here, and "
             f"{scenario.model.name} reads images"
         )
-    text = exporter.render(scenario)
-    reimported, original = _reimport(scenario, exporter, text), scenario
-    differences = []
+    original = exporter.in_its_layers(scenario)
+    text = exporter.render(original)
+    reimported, differences = _reimport(scenario, exporter, text), []
+    if original.model.layer_count != scenario.model.layer_count:
+        layers = scenario.model.layer_count, original.model.layer_count
+        differences.append(_describe_difference("model.layers", *layers))
     if scenario.framework.name != exporter.framework:
-        original = scenario.with_overrides(f"framework={exporter.framework}", *stated_kernels(scenario))
+        stated = scenario.with_overrides(f"framework={exporter.framework}", *stated_kernels(scenario))
+        original = exporter.in_its_layers(stated)
         differences.append(_describe_difference("framework", scenario.framework.name, exporter.framework))
     differences += [
         _describe_difference(*checked_difference)

@@ -119,7 +119,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     yield "max-position-embeddings", str(positions)
     yield from [("mtp-num-layers", str(model.mtp_layers))] if model.mtp_layers else []
     if moe_mlp is not None:
-        yield from _moe_flags(moe_mlp, [layer.moe is not None for layer in layers])
+        yield from _moe_flags(moe_mlp, [] if has_pattern(model) else [layer.moe is not None for layer in layers])
 
 
 def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[Flag]:

@@ -8,17 +8,21 @@ with `--linear-attention-freq` has gated delta nets in a model of other layers.
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.interop.megatron_arguments import Arguments, MegatronArguments
 from clustersim.model.attention_spec import FullAttention, LatentAttention
-from clustersim.model.layer_stack import LayerSpec, layer_specs
+from clustersim.model.layer_stack import BlockForm, LayerSpec, layer_specs, stack_layers
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
+from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import TransformerModel
+from clustersim.parallel.layer_partition import partition_layers
+from clustersim.scenario import Scenario
 
 _PATTERN_FLAGS: Final = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
@@ -175,6 +179,30 @@ def hybrid_flags(model: TransformerModel) -> Iterator[tuple[str, ...]]:
                 yield "linear-key-head-dim", str(mixer.key_dim)
                 yield "linear-value-head-dim", str(mixer.value_dim)
                 yield "linear-conv-kernel-dim", str(mixer.conv_taps)
+
+
+def in_pattern_layers(scenario: Scenario) -> Scenario:
+    """The scenario of a hybrid whose layers are each a mixer or an MLP, as a pattern's are (Granite 4, Jamba).
+
+    A mixer and an MLP with a norm and a residual connection each are the same operators as one layer or as two; stages
+    and layers that are recomputed have twice as many. Gated delta nets have another argument than a pattern.
+    """
+    model, layout, training = scenario.model, scenario.layout, scenario.training
+    specs = layer_specs(model.stack)
+    is_split = any(isinstance(spec.mixer, Mamba2) and spec.mlp is not None for spec in specs)
+    if not is_split or not all(spec.block is BlockForm.PRE_NORM and _letter(spec) != "?" for spec in specs):
+        return scenario
+    halves = [tuple(_halves(spec)) for spec in specs]
+    model = replace(model, stack=stack_layers([half for pair in halves for half in pair]))
+    if layout.pp > 1:
+        counts = partition_layers(layout.layers_per_stage, len(specs), scenario.placement)
+        ends = accumulate(counts)
+        split = tuple(sum(map(len, halves[end - count : end])) for count, end in zip(counts, ends, strict=True))
+        layout = replace(layout, layers_per_stage=split)
+    match training.recompute:
+        case FullRecompute(int() as layers):
+            training = replace(training, recompute=FullRecompute(2 * layers))
+    return replace(scenario, model=model, layout=layout, training=training)
 
 
 def _halves(spec: LayerSpec) -> Iterator[LayerSpec]:

@@ -8,6 +8,7 @@ from clustersim.interop.export import ArgumentExporter
 from clustersim.interop.hugging_face import import_hugging_face
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_export import megatron_script
+from clustersim.interop.megatron_hybrid import in_pattern_layers
 from clustersim.interop.megatron_import import import_bridge, import_megatron, import_yaml
 from clustersim.interop.primus_export import primus_experiment
 from clustersim.interop.primus_import import import_primus
@@ -23,7 +24,7 @@ IMPORTERS: Final[Mapping[str, Callable[[str, str, str, int | None, ImportContext
     **{kind: partial(import_yaml, kind) for kind in ("nemo", "gpt-neox")},
 }
 EXPORTERS: Final[Mapping[str, ArgumentExporter]] = {
-    "megatron": ArgumentExporter("Megatron-LM", "megatron", megatron_script, import_megatron),
-    "primus": ArgumentExporter("Primus", "megatron", primus_experiment, import_primus),
+    "megatron": ArgumentExporter("Megatron-LM", "megatron", megatron_script, import_megatron, in_pattern_layers),
+    "primus": ArgumentExporter("Primus", "megatron", primus_experiment, import_primus, in_pattern_layers),
     "torchtitan": ArgumentExporter("torchtitan", "torchtitan", torchtitan_toml, import_torchtitan),
 }

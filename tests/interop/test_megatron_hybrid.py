@@ -4,17 +4,20 @@ from typing import Any
 
 import pytest
 
+from clustersim.build import build_plan
 from clustersim.common.errors import InputError
 from clustersim.interop.export import export_scenario
 from clustersim.interop.megatron_export import megatron_script
 from clustersim.interop.megatron_hybrid import pattern_from_ratios
 from clustersim.interop.megatron_import import import_megatron
 from clustersim.interop.registry import EXPORTERS
+from clustersim.model.flops import model_flops
 from clustersim.model.layer_stack import layer_specs
 from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
 from clustersim.model.mixers.mamba2 import Mamba2
 from clustersim.model.presets import load_preset
 from clustersim.model.sparse_attention_spec import DeepseekSparseAttention
+from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import parameter_count
 from clustersim.scenario import Scenario
 
@@ -90,6 +93,29 @@ def test_what_is_exported_is_imported_again() -> None:
     scenario = _scenario(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}'")
     assert _scenario(megatron_script(scenario)).model.stack == scenario.model.stack
     assert any(isinstance(mixer, Mamba2) for mixer in scenario.model.distinct_mixers)
+
+
+@pytest.mark.parametrize("program", ["megatron", "primus"])
+def test_layers_of_mamba_and_experts_are_two_of_a_pattern(program: str) -> None:
+    """Granite 4: as many weights and model FLOP, in twice as many layers, of which twice as many are recomputed."""
+    mapping = {
+        "model": "granite-4.0-h-small",
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {"pp": 2, "ep": 8, "data": "zero1"},
+        "training": {"sequence": 4096, "global_batch": 64, "recompute": {"layers": 3}},
+        "framework": "megatron",
+    }
+    scenario = Scenario.from_mapping(mapping)
+    exporter = EXPORTERS[program]
+    result = export_scenario(scenario, exporter)
+    again = Scenario.from_mapping({"name": "run", **exporter.parse(result.text, "run", "dgx-h100", 16).mapping})
+    assert any(difference.startswith("model.layers: 40") for difference in result.differences)
+    assert (scenario.model.layer_count, again.model.layer_count) == (40, 80)
+    assert again.training.recompute == FullRecompute(6)
+    assert parameter_count(again.model) == parameter_count(scenario.model)
+    assert model_flops(again.model, again.training) == model_flops(scenario.model, scenario.training)
+    plans = build_plan(scenario), build_plan(again)
+    assert len({tuple(map(plan.parameter_count, plan.stages)) for plan in plans}) == 1
 
 
 @pytest.mark.parametrize("mtp_layers", [0, 1])
