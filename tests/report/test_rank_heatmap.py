@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import DENSE_MESH, EXPERT, MESHES
+from clustersim.parallel.mesh import DATA, DENSE_MESH, EXPERT, MESHES, PIPELINE, TENSOR
 from clustersim.report.draw.rank_heatmap import RankHeatmap, build_heatmap, heatmap_figure, heatmap_panel
 from clustersim.report.figure import Figure
 from clustersim.results.dominant_categories import DominantCategories
@@ -53,6 +54,19 @@ def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]
     for axis in MESHES[DENSE_MESH]:
         degree, stride = axes[axis.name]
         assert (np.arange(24) // stride % degree == layout.mesh.rank_coordinates(axis)).all()
+
+
+def test_ranks_of_an_encoder_on_its_own_are_before_the_others() -> None:
+    layout = Layout(tp=2, pp=3, dp=2, encoder_tp=1, encoder_dp=4, layers_per_stage=BehindEncoder(None))
+    facts = heatmap_figure(synthetic_heatmap(np.arange(12), np.arange(12), layout)).script_data
+    assert facts["first"] == 4
+    model_ranks = np.arange(4, 12)
+    for axis, first in ((TENSOR, 0), (DATA, 0), (PIPELINE, 1)):
+        degree, stride = facts["axes"][axis.name]
+        coordinates = layout.rank_coordinates(axis)
+        assert (first + (model_ranks - 4) // stride % degree == coordinates[4:]).all()
+    assert (layout.rank_coordinates(DATA)[:4] == np.arange(4)).all()
+    assert not layout.rank_coordinates(PIPELINE)[:4].any()
 
 
 def test_heatmap_axes_include_expert_parallel() -> None:

@@ -259,12 +259,13 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         *(size.size for mixer in model.distinct_mixers for size in mixer.sharded_sizes if not size.replicable)
     )
     moe_layers = resolved.model.distinct_routed_moes
-    own_stages = 0 if layout.encoder_dp is None else 1
-    stages = [
-        own_stages + divisor
-        for divisor in divisors(gpus - layout.encoder_ranks)
+    encoder_ranks = _encoder_ranks(resolved)
+    stages = {
+        bool(ranks) + divisor
+        for ranks in encoder_ranks
+        for divisor in divisors(gpus - ranks)
         if divisor <= min(_MAX_STAGES, model.layer_count)
-    ]
+    }
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
     cp = [degree for degree in _POWERS if degree == 1 or training.sequence // degree >= _MIN_CP_TOKENS]
     tp = [degree for degree in _POWERS if degree <= domain and heads % degree == 0]
@@ -280,8 +281,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
     if layout.encoder_dp is not None:
-        replicas = [count for count in _POWERS if count * layout.encoder_layout.tp <= gpus // 2]
-        values[ENCODER_DP] = _include_value(replicas, layout.encoder_dp)
+        values[ENCODER_DP] = tuple(str(ranks // layout.encoder_layout.tp) for ranks in encoder_ranks)
     if layout.cp > 1:
         values[CP_KIND] = (
             layout.cp_kind.value,
@@ -299,6 +299,16 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         if layout.overlap_moe_expert_parallel_comm:
             values[EP_OVERLAP] = ("false", "true")
     return {key: value for key, value in values.items() if len(value) > 1}
+
+
+def _encoder_ranks(resolved: ResolvedScenario) -> list[int]:
+    """Numbers of GPUs that an encoder has besides the model's: the file's, or powers of two; 0 where it has none."""
+    layout = resolved.layout
+    if layout.encoder_dp is None:
+        return [0]
+    counts = {layout.encoder_dp, *_POWERS}
+    ranks = sorted(count * layout.encoder_layout.tp for count in counts)
+    return [count for count in ranks if count <= max(layout.encoder_ranks, resolved.cluster.gpu_count // 2)]
 
 
 def _default_schedules(resolved: ResolvedScenario) -> Iterator[str]:

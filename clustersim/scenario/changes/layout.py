@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
+from clustersim.parallel.layer_partition import evened
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.scenario.scenario import Scenario
@@ -32,7 +33,9 @@ def with_cp_factor(scenario: Scenario, factor: int) -> Scenario:
 def with_pp_factor(scenario: Scenario, factor: int) -> Scenario:
     """The scenario with more pipeline and less data parallelism, layers spread evenly over stages."""
     layout = scenario.layout
-    return with_layout(scenario, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
+    own_stages = int(layout.encoder_ranks > 0)
+    pp = own_stages + (layout.pp - own_stages) * factor
+    return with_layout(scenario, pp=pp, dp=layout.dp // factor, layers_per_stage=evened(layout.layers_per_stage))
 
 
 def with_replicas(scenario: Scenario, replicas: int) -> Scenario:

@@ -7,6 +7,7 @@ import pytest
 
 from clustersim.common.data_files import find_file
 from clustersim.common.errors import InputError
+from clustersim.parallel.layer_partition import BehindEncoder
 from clustersim.planning.layouts import LayoutSearch, SearchSpace, search_layouts
 from clustersim.results.search_result import PrunedLayouts, SearchResult
 from clustersim.scenario import Scenario
@@ -47,6 +48,22 @@ def test_the_first_guess_is_in_the_default_space() -> None:
 def test_bad_python_arguments_give_the_command_lines_messages(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=parts(message)):
         search_layouts(search_scenario(), **arguments)
+
+
+def test_replicas_are_on_the_gpus_that_each_number_of_encoders_leaves() -> None:
+    mapping = {
+        "model": {"language": "llama-tiny", "encoder": {"preset": "clip-vit-l-14-336", "input_size": 56, "layers": 2}},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"pp": 2, "data": "zero1", "encoder_placement": "own_stage", "encoder_tp": 1, "encoder_dp": 2},
+        "training": {"sequence": 256, "global_batch": 168, "microbatch": 1},
+    }
+    scenario = Scenario.from_mapping(mapping)
+    vary = {"layout.tp": ["1", "2"], "schedule": ["1f1b"], "layout.data": ["zero1"], "training.recompute": ["none"]}
+    space = SearchSpace.from_scenario(scenario, vary=vary)
+    layouts = [scenario.with_overrides(candidate.overrides).layout for candidate in space.candidates({})]
+    assert {layout.encoder_dp for layout in layouts} == {1, 2, 4}
+    assert {layout.pp for layout in layouts} >= {2, 3}
+    assert all(layout.world_size == 8 and isinstance(layout.layers_per_stage, BehindEncoder) for layout in layouts)
 
 
 def test_wrong_argument_types_are_type_errors() -> None:

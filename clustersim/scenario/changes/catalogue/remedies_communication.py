@@ -113,7 +113,7 @@ def _splits_encoder(scenario: Scenario) -> bool:
     """Whether ranks that share a sequence split an encoder, or all run it."""
     layout = scenario.layout
     has_ranks = layout.tp * layout.cp > 1 and (layout.encoder_tp is None or layout.encoder_tp > 1)
-    return scenario.model.encoder is not None and has_ranks
+    return scenario.model.encoder is not None and has_ranks and layout.encoder_dp is None
 
 
 def _other_dispatcher(baseline: Baseline) -> Iterator[Alternative]:
