@@ -130,7 +130,7 @@ class SearchJob:
         )
         return replace(resolved, layout=layout, schedule=schedule, training=training)
 
-    def _encoder_degrees(self, values: Mapping[str, str]) -> dict[str, int]:
+    def _encoder_degrees(self, values: Mapping[str, str]) -> dict[str, Any]:
         """Degrees of an encoder that are varied, by field of the layout."""
         varied = (key for key in ENCODER_DEGREES if key in self.values)
         return {key.partition(".")[2]: self._degree(key, values) for key in varied}
