@@ -55,6 +55,31 @@ def test_parameters_are_those_of_the_released_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "sizes", "groups", "attention_adapters"),
+    [
+        ("zamba2-1.2b", (38, 2048, 64, 128, 1, 6), 1, 3),
+        ("zamba2-2.7b", (54, 2560, 80, 64, 2, 9), 1, 0),
+        ("zamba2-7b", (81, 3584, 112, 64, 2, 13), 2, 0),
+    ],
+)
+def test_presets_have_the_modules_of_transformers(
+    name: str, sizes: tuple[int, ...], groups: int, attention_adapters: int
+) -> None:
+    """transformers@00511f5, models/zamba2/modeling_zamba2.py. sizes: layers, hidden, heads, state, blocks, uses.
+
+    Each use has the adapters of its block alone (`i % num_mem_blocks == block_id`) and a matrix of its own.
+    """
+    layers, hidden, heads, state, blocks, uses = sizes
+    inner, wide, ffn, rank = 2 * hidden, 2 * hidden, 4 * hidden, 128
+    conv = inner + 2 * groups * state
+    mamba = hidden * (inner + conv + heads) + 5 * conv + 3 * heads + inner + inner * hidden + hidden
+    block = 3 * wide * wide + wide * hidden + 3 * hidden * ffn + wide + hidden
+    use = hidden * hidden + rank * (hidden + 2 * ffn) + attention_adapters * 2 * rank * wide
+    total = layers * mamba + blocks * block + uses * use + hidden + 32_000 * hidden
+    assert parameter_count(load_preset(name)) == total
+
+
+@pytest.mark.parametrize(
     ("name", "gigabytes", "unused"),
     [("zamba2-7b", "14.71", 0), ("zamba2-2.7b", "5.324", 0), ("zamba2-2.7b", "5.37", 9)],
 )

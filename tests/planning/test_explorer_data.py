@@ -246,6 +246,13 @@ def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
             ["model={preset: llava-1.5-7b, frozen: true}", "layout={pp: 4, dp: 2, encoder_placement: own_stage}"],
             "the encoder clip-vit-l-14-336 with its projector and that llava-1.5-7b is frozen, with which",
         ),
+        (
+            [
+                "model=llava-1.5-7b",
+                "layout={pp: 2, dp: 4, encoder_placement: own_stage, encoder_tp: 1, encoder_dp: 4}",
+            ],
+            "the encoder clip-vit-l-14-336 with its projector, with which pipeline rank 0 of",
+        ),
     ],
 )
 def test_what_tables_do_not_have_is_left_out_with_its_memory(changes: list[str], words: str) -> None:
