@@ -114,15 +114,11 @@ def _encoder_groups(layout: Layout, *, outward: bool) -> IntArray:
     if not layout.encoder_ranks:
         return np.zeros((0, 2), dtype=np.int64)
     tp, cells, slots = layout.encoder_tp or layout.tp, layout.encoder_cells, layout.tp * layout.cp
-    shards, (pipeline, replica, context, tensor) = (
-        math.gcd(tp, slots),
-        map(layout.rank_coordinates, (PIPELINE, DATA, CONTEXT, TENSOR)),
-    )
-    first_stage = np.flatnonzero(pipeline == 1)
-    by_slot = first_stage[np.lexsort((tensor[first_stage], context[first_stage], replica[first_stage]))]
+    shards, stage = math.gcd(tp, slots), layout.rank_coordinates(PIPELINE)
+    by_place = np.lexsort([layout.rank_coordinates(axis) for axis in (TENSOR, CONTEXT, DATA)])
     sides = [
         ranks.reshape(cells, -1, shards, size // shards).swapaxes(1, 2).reshape(cells * shards, -1)
-        for ranks, size in ((np.arange(layout.encoder_ranks), tp), (by_slot, slots))
+        for ranks, size in ((np.arange(layout.encoder_ranks), tp), (by_place[stage[by_place] == 1], slots))
     ]
     return np.ascontiguousarray(np.concatenate(sides if outward else sides[::-1], axis=1))
 

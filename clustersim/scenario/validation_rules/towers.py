@@ -108,13 +108,12 @@ def check_encoder_ranks(scenario: ResolvedScenario) -> Iterator[str]:
             Remedy("layout.encoder_placement", (("own_stage",),)),
         )
     elif layout.pp > 1 and layout.world_size != gpus:
-        replica = layout.tp * layout.cp * (layout.pp - 1)
-        fitting = [count for count in range(1, gpus // tp + 1) if gpus - tp * count in (replica * layout.dp, replica)]
-        fitting += [count for count in range(1, (gpus - replica) // tp + 1) if (gpus - tp * count) % replica == 0]
+        counts = range(1, gpus // tp + 1)
+        fitting = (count for count in counts if (left := gpus - tp * count) > 0 and left % layout.replica_ranks == 0)
         yield SizeProblem(
             f"layout.encoder_dp: encoder_tp {tp} x encoder_dp {dp} and tp {layout.tp} x cp {layout.cp} x dp {layout.dp}"
             f" x {layout.pp - 1} other pipeline ranks = {layout.world_size} GPUs, but the cluster has {gpus}",
-            Remedy.nearest("layout.encoder_dp", dp, set(fitting)),
+            Remedy.nearest("layout.encoder_dp", dp, fitting),
             Remedy("cluster.gpus", ((layout.world_size,),)),
         )
 
