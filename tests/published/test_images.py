@@ -64,10 +64,8 @@ def test_steps_are_predicted_below_what_scripts_take(mapping: dict[str, Any], me
     """First predictions: 20 % and 8 % without the copies of padded batches, 27 % without autocast in FP32 below.
 
     LLaVA's hours are rounded to halves, so that the 7B's lacks 0.6 to 1.5 s a step and the 13B's 0.2 to 1.0 s: the
-    same 0.6 to 1.0 s explain both, whatever the language model. No code of the script takes them: the projector is in
-    BF16 as all else (DeepSpeed casts the module), `zero2.json` shards nothing that is frozen, lengths are not grouped,
-    a microbatch is padded to its longest caption (16 tokens more are 2 %), and four workers a GPU load 32 images
-    during a step. Start, loss logging and saving are in the hours.
+    same 0.6 to 1.0 s explain both, whatever the language model. What takes them is not known; a microbatch is padded to
+    its longest caption (16 tokens more are 2 %), and start, logging and saving are in the hours.
     """
     error = simulate(Scenario.from_mapping(mapping)).step_time / measured - 1
     assert lowest < error < 0.05
