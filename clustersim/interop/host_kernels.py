@@ -2,10 +2,13 @@
 
 On a CPU an operator's kernel is the operator: the ATen operator that computes for most of its time itself, and does
 not only call others. It is launched by itself, on the thread that runs it; what is between two of them (Python,
-autograd, dispatch) is time for which the kernels wait for the host.
+autograd, dispatch) is time for which the kernels wait for the host. Gloo's collectives are annotations of its threads.
 """
 
-from collections.abc import Mapping
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +20,14 @@ _COLLECTIVE_THREADS: Final = 10**6  # added to threads: Gloo's threads are strea
 _MAX_NESTED: Final = 0.5  # share of an operator's time in operators within it, if it is a kernel itself
 _COMPUTE_PREFIX: Final = "aten::"
 _MATMULS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot"})
+_ALL_REDUCE: Final = "all_reduce"
+_REDUCTIONS: Final = {
+    "c10d::allreduce_": _ALL_REDUCE,
+    "c10d::_reduce_scatter_base_": "reduce_scatter",
+    "c10d::reduce_scatter_": "reduce_scatter",
+    "c10d::reduce_scatter_tensor_coalesced_": "reduce_scatter",
+}
+"""Collectives that Gloo runs as all-reduces, by the operators that issue them (ProcessGroupGloo.cpp)."""
 _WITHOUT_COMPUTATION: Final = frozenset(
     {
         "alias", "as_strided", "as_strided_", "chunk", "contiguous", "detach", "detach_", "empty", "empty_like",
@@ -49,11 +60,39 @@ def add_host_kernels(events: RankEvents, groups: Mapping[str, tuple[int, ...]]) 
             ids=(int(thread[index]), number, int(ids[index])),
         )
     group = next(iter(groups.items())) if len(groups) == 1 else ("", ())
-    for number, collective in enumerate(events.host_collectives, start=len(kernels)):
+    for number, collective in enumerate(_named_as_called(events), start=len(kernels)):
         begin, end = collective.interval
         ids_of_collective = collective.thread + _COLLECTIVE_THREADS, number, NO_ID
         arguments = _collective_arguments(collective, *group)
         events.add_host_kernel(f"{GLOO_PREFIX}{collective.name}", (begin, end - begin), ids_of_collective, arguments)
+
+
+def _named_as_called(events: RankEvents) -> Iterator[HostCollective]:
+    """Gloo's collectives by the names of the calls that issued them, as its all-reduces may be reduce-scatters.
+
+    A process group runs collectives in the order of their calls.
+    """
+    calls: dict[int, deque[tuple[float, str]]] = {}
+    starts, names, dims = (events.operators.floats("start"), *map(events.operators.integers, ("name", "dims")))
+    for index in np.argsort(starts, kind="stable").tolist():
+        called = _REDUCTIONS.get(events.names[int(names[index])])
+        if called is not None and dims[index] >= 0:
+            elements = max(map(_elements, events.dims[int(dims[index])]), default=0)
+            calls.setdefault(elements, deque()).append((float(starts[index]), called))
+    for collective in sorted(events.host_collectives, key=lambda each: each.interval):
+        waiting = calls.get(collective.elements)
+        if collective.name == _ALL_REDUCE and waiting and waiting[0][0] <= collective.interval[0]:
+            yield replace(collective, name=waiting.popleft()[1])
+        else:
+            yield collective
+
+
+def _elements(argument: Any) -> int:
+    """Elements of the tensors of one argument of an operator, of its shapes."""
+    if not isinstance(argument, list):
+        return 0
+    is_shape = argument and all(type(size) is int for size in argument)
+    return math.prod(argument) if is_shape else sum(map(_elements, argument))
 
 
 def _collective_arguments(collective: HostCollective, group: str, ranks: tuple[int, ...]) -> dict[str, Any]:

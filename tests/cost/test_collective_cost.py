@@ -139,6 +139,15 @@ def test_an_unpublished_library_has_roofline_provenance():
     assert timing.provenance is Provenance.ROOFLINE
 
 
+@pytest.mark.parametrize("payload", [1e3, 1e6, 1e9])
+def test_gloo_reduce_scatters_by_an_all_reduce(payload: float) -> None:
+    cost = collective_cost(library="gloo")
+    reductions = (CollectiveType.REDUCE_SCATTER, CollectiveType.ALL_REDUCE)
+    for group in ("tp", "dp"):
+        scattered, reduced = (cost.time_comm_op(comm_op(kind, group, payload)).seconds for kind in reductions)
+        assert scattered == pytest.approx(reduced, rel=0.02)  # the fabric has the hops of half as many steps
+
+
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))
 def test_every_shipped_cluster_times_every_collective(name):
     """Groups inside a node, across nodes, and the whole cluster; larger payloads take longer."""
