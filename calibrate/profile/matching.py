@@ -6,17 +6,20 @@ and attention are matched (`anchors`), then what is between them (`windows`). In
 launched a call tells the forward operator, hence the operator; without nodes backward is matched as forward is.
 
 What repeats in every layer belongs to the layers: a call between two matmuls is always given to an operator, so that
-its time scales with them. Only before the first matmul of a pass and in the optimizer calls may belong to none.
+its time scales with them. Only before the first matmul of a pass and in the optimizer calls may belong to none. What
+FSDP2 copies belongs to the plan's copies (`transfers`).
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
 from calibrate.profile.anchors import Block, Share, anchor_blocks, match_anchors, part_of, split_block
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass
+from calibrate.profile.transfers import is_transfer, match_transfers
 from calibrate.profile.windows import UNMATCHED, match_window
 from clustersim.common.units import Seconds
 from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
@@ -55,7 +58,24 @@ class ForwardMap:
 
 def match_pass(plan: PlanPass, calls: CallPass, forward: ForwardMap) -> list[Share]:
     """Match the calls of one pass with the plan's kernels of that pass. forward: the forwards of the step so far."""
-    indices = range(len(calls.calls))
+    transfers = match_transfers(plan.kernels, calls.calls)
+    if not transfers:
+        return _match_computing(plan, calls, range(len(calls.calls)), forward)
+    copied = {call for call, _, _ in transfers}
+    kernels = [index for index, kernel in enumerate(plan.kernels) if not is_transfer(kernel)]
+    computing = _match_computing(
+        replace(plan, kernels=tuple(plan.kernels[index] for index in kernels)),
+        calls,
+        [index for index in range(len(calls.calls)) if index not in copied],
+        forward,
+    )
+    return transfers + [
+        (call, kernels[kernel] if kernel >= 0 else UNMATCHED, fraction) for call, kernel, fraction in computing
+    ]
+
+
+def _match_computing(plan: PlanPass, calls: CallPass, indices: Sequence[int], forward: ForwardMap) -> list[Share]:
+    """Match the calls of one pass that compute (their indices)."""
     if plan.kind is not PassKind.BACKWARD or not forward:
         return match_in_order(plan.kernels, calls.calls, indices, can_skip=True)
     recompute = [index for index, kernel in enumerate(plan.kernels) if kernel.work is WorkType.RECOMPUTE]

@@ -29,7 +29,8 @@ class Call:
 
     matmul: (m, n, k, batch), m >= n, where known; start, end: seconds; seconds: kernels and gaps between queued ones;
     stall: seconds for which the GPU waited for the host before it; kernels: their number; sequence: of the forward
-    operator around it; node: of the autograd node around it; update: whether an optimizer step launched it;
+    operator around it; node: of the autograd node around it; transfer: elements of the largest tensor of the operator
+    of FSDP2 or of a process group around it, 0 if there is none; update: whether an optimizer step launched it;
     launch_start, launch_end: of the host; overlapped: seconds for which a collective was in flight, and collective:
     which one, for the most part.
     """
@@ -47,6 +48,7 @@ class Call:
     sequence: int = -1
     node: int = -1
     node_name: str = ""
+    transfer: float = 0.0
     update: bool = False
     launch_start: Seconds = 0.0
     launch_end: Seconds = 0.0
@@ -61,7 +63,7 @@ class Call:
     @property
     def elements(self) -> float:
         """Elements of the largest input, 0 if unknown."""
-        return max((float(np.prod(shape)) for shape in _tensors(self.dims)), default=0.0)
+        return _largest(self.dims)
 
     @property
     def pass_kind(self) -> PassKind:
@@ -226,11 +228,12 @@ def _new_call(
     label = spans.labels[int(spans.label_index[index])]
     operator, dims = _operator(launches, int(launches.operator[index]))
     node_name, _ = _operator(launches, int(launches.node_name[index]))
+    _, transferred = _operator(launches, int(launches.transfer[index]))
     start, end = float(spans.start[index]), float(spans.end[index])
     return Call(
         label.name, GPU_SPAN_KINDS[int(spans.kind[index])], start, end, end - start, stall, 1, operator, dims,
         label.matmul_shape, int(launches.sequence[index]), int(launches.node[index]), node_name,
-        bool(launches.in_update[index]), *launch,
+        _largest(transferred), bool(launches.in_update[index]), *launch,
     )  # fmt: skip
 
 
@@ -244,6 +247,11 @@ def _merged_kind(first: GpuSpanKind, second: GpuSpanKind, *, is_longest: bool) -
         if kind in (first, second):
             return kind
     return second if is_longest else first
+
+
+def _largest(dims: Any) -> float:
+    """Elements of the largest tensor among an operator's inputs, 0 if unknown."""
+    return max((float(np.prod(shape)) for shape in _tensors(dims)), default=0.0)
 
 
 def _tensors(dims: Any) -> Iterator[Sequence[int]]:

@@ -3,8 +3,10 @@
 The innermost operator around the launch, with its input shapes; the autograd sequence number of the forward
 operator that it belongs to: its own in forward, in backward that of the node (`autograd::engine::
 evaluate_function`), by which PyTorch's profiler itself links both passes. A forward operator inside a node is
-recomputation. Operators are nested by time on each thread. Reference: pytorch/pytorch,
-torch/csrc/autograd/profiler_kineto.cpp; torch/csrc/autograd/engine.cpp
+recomputation. What FSDP2 or a process group copies (`fsdp::chunk_cat`, the input that `c10d::_reduce_scatter_base_`
+clones) is launched inside an operator of theirs. Operators are nested by time on each thread. Reference:
+pytorch/pytorch, torch/csrc/autograd/profiler_kineto.cpp; torch/csrc/autograd/engine.cpp;
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py
 """
 
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.interop.kineto_events import NO_ID, RankEvents, lookup
 
 NODE_NAME: Final = "autograd::engine::evaluate_function: "
-_Frame = tuple[float, int, int, int]
-"""End, operator, sequence number of the forward operator around it, and autograd node around it; -1: none."""
+_TRANSFER_PREFIXES: Final = ("fsdp::", "c10d::")
+_OPERATOR, _NODE, _TRANSFER = range(3)
+_Frame = tuple[float, int, int, int, int]
+"""End, operator, sequence number of the forward operator around it, autograd node and transfer around it; -1: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,8 @@ class KernelLaunches:
     queue_start: [n] seconds of its start on the same clock, that of the trace; operator: [n] index into `operators`,
     (name, input shapes); call: [n] number of the operator's call; sequence: [n] of the forward operator that launched
     it; node: [n] sequence number of the autograd node that launched it; node_thread: [n] the thread of that node's
-    forward, as the profiler numbers them; node_name: [n] index into `operators`; in_update: [n] whether an optimizer
-    step launched it.
+    forward, as the profiler numbers them; node_name: [n] index into `operators`; transfer: [n] index into `operators`
+    of the operator of FSDP2 or of a process group around it; in_update: [n] whether an optimizer step launched it.
     """
 
     launch_start: FloatArray
@@ -42,6 +46,7 @@ class KernelLaunches:
     node: IntArray
     node_thread: IntArray
     node_name: IntArray
+    transfer: IntArray
     in_update: IntArray
     operators: Sequence[tuple[str, Any]]
 
@@ -54,10 +59,10 @@ class KernelLaunches:
         )
         launch_start, launch_thread = launches.floats("start"), launches.integers("thread")
         context = _enclosing_operators(events, launch_start, launch_thread)
-        per_event = np.full((3, len(order)), NO_ID)
+        per_event = np.full((4, len(order)), NO_ID)
         if len(launches):
             per_event = np.where(is_known, context[:, index], NO_ID)
-        operator, sequence, node = per_event
+        operator, sequence, node, transfer = per_event
         name, dims = operators.integers("name"), operators.integers("dims")
         pairs, pair_index = np.unique(np.stack([name, dims], axis=1), axis=0, return_inverse=True)
         pair_index = pair_index.reshape(-1)
@@ -75,6 +80,7 @@ class KernelLaunches:
             node=_take(operators.integers("sequence"), node),
             node_thread=_take(operators.integers("forward_thread"), node),
             node_name=_take(pair_index, node),
+            transfer=_take(pair_index, transfer),
             in_update=_in_intervals(events.updates, launch_start[index] if len(launches) else np.zeros(len(order))),
             operators=[
                 (events.names[name_index], events.dims[dims_index] if dims_index >= 0 else None)
@@ -101,13 +107,12 @@ def _in_intervals(intervals: Sequence[tuple[float, float]], times: FloatArray) -
 
 
 def _enclosing_operators(events: RankEvents, times: FloatArray, threads: IntArray) -> IntArray:
-    """Innermost operator, forward sequence number and autograd node around each launch: [3, launches]."""
-    context = np.full((3, len(times)), NO_ID)
+    """Innermost operator, forward sequence number, autograd node and transfer around each launch: [4, launches]."""
+    context = np.full((4, len(times)), NO_ID)
     operators = events.operators
     start, duration = operators.floats("start"), operators.floats("duration")
     thread, sequence = operators.integers("thread"), operators.integers("sequence")
-    is_node_name = np.array([name.startswith(NODE_NAME) for name in events.names], dtype=np.bool_)
-    is_node = is_node_name[operators.integers("name")]
+    kinds = np.array([_frame_kind(name) for name in events.names], dtype=np.int64)[operators.integers("name")]
     for thread_id in np.unique(threads).tolist():
         own_operators = np.flatnonzero(thread == thread_id)
         own_operators = own_operators[np.lexsort((-duration[own_operators], start[own_operators]))]
@@ -118,10 +123,16 @@ def _enclosing_operators(events: RankEvents, times: FloatArray, threads: IntArra
             start[own_operators].tolist(),
             duration[own_operators].tolist(),
             sequence[own_operators].tolist(),
-            is_node[own_operators].tolist(),
+            kinds[own_operators].tolist(),
             times[launches].tolist(),
         )
     return context
+
+
+def _frame_kind(name: str) -> int:
+    if name.startswith(NODE_NAME):
+        return _NODE
+    return _TRANSFER if name.startswith(_TRANSFER_PREFIXES) else _OPERATOR
 
 
 def _sweep_thread(
@@ -129,10 +140,10 @@ def _sweep_thread(
     starts: list[float],
     durations: list[float],
     sequences: list[int],
-    nodes: list[bool],
+    kinds: list[int],
     times: list[float],
 ) -> IntArray:
-    """The context of launches on one thread, whose operators begin in this order: [3, launches]."""
+    """The context of launches on one thread, whose operators begin in this order: [4, launches]."""
     stack: list[_Frame] = []
     position, count, context = 0, len(operators), []
     for time in times:
@@ -140,18 +151,19 @@ def _sweep_thread(
             begin = starts[position]
             while stack and stack[-1][0] <= begin:
                 stack.pop()
-            _, _, forward, node = stack[-1] if stack else (0.0, NO_ID, NO_ID, NO_ID)
+            _, _, forward, node, transfer = stack[-1] if stack else (0.0, NO_ID, NO_ID, NO_ID, NO_ID)
             number = sequences[position]
-            if nodes[position]:
+            if kinds[position] == _NODE:
                 forward, node = NO_ID, position
             elif number >= 0 and (node == NO_ID or number != sequences[node]):
                 forward = number
-            stack.append((begin + durations[position], position, forward, node))
+            if kinds[position] == _TRANSFER and transfer == NO_ID:
+                transfer = position
+            stack.append((begin + durations[position], position, forward, node, transfer))
             position += 1
         while stack and stack[-1][0] < time:
             stack.pop()
-        _, operator, forward, node = stack[-1] if stack else (0.0, NO_ID, NO_ID, NO_ID)
-        context.append(
-            (operators[operator] if operator >= 0 else NO_ID, forward, operators[node] if node >= 0 else NO_ID)
-        )
-    return np.array(context, dtype=np.int64).reshape(-1, 3).T
+        _, operator, forward, node, transfer = stack[-1] if stack else (0.0, NO_ID, NO_ID, NO_ID, NO_ID)
+        operator, node, transfer = (operators[each] if each >= 0 else NO_ID for each in (operator, node, transfer))
+        context.append((operator, forward, node, transfer))
+    return np.array(context, dtype=np.int64).reshape(-1, 4).T

@@ -20,7 +20,7 @@ sections 3.2 and 3.3.
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from clustersim.common.cached_method import cached_by
 from clustersim.lowering.program_builder import ParameterCounts, RankProgramBuilder, StagePass
@@ -32,6 +32,9 @@ from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
+
+COPY_OUT_PREFIX: Final = "copy "
+"""Of the name of a kernel that copies a unit's gathered parameters; the unit's name follows."""
 
 
 class _LoweredPass(NamedTuple):
@@ -214,7 +217,7 @@ class FsdpLowering:
         sharded_counts = ((group, count) for group, count in _unit_parameters(builder, unit) if group.shard_count > 1)
         gathered_bytes = sum(count * group.formats.gathered.bytes for group, count in sharded_counts)
         elements = int(gathered_bytes / dtype.bytes)
-        return (Operation(copy_kernel(f"copy {unit.name}", dtype, elements), work_type),)
+        return (Operation(copy_kernel(f"{COPY_OUT_PREFIX}{unit.name}", dtype, elements), work_type),)
 
 
 def _operator_sizes(unit: Unit, group: ParameterGroup, count: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Matching of calls with the plan's kernels: nothing is lost, order is kept, equal parts add up."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,15 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.profile.anchors import anchor_blocks, match_anchors, part_of, split_block
-from calibrate.profile.matching import match_in_order
+from calibrate.profile.matching import ForwardMap, match_in_order, match_pass
 from calibrate.profile.plan_kernels import PlanKernel, PlanPass, plan_passes
-from calibrate.profile.step_calls import Call
+from calibrate.profile.step_calls import Call, read_step
+from calibrate.profile.transfers import is_transfer, match_transfers
 from calibrate.profile.windows import UNMATCHED
 from clustersim.build import build_simulation
+from clustersim.interop.kineto import read_traces
 from clustersim.results.profiled_step import GpuSpanKind
-from tests.calibrate.profiled_steps import llama
+from tests.calibrate.profiled_steps import TRACES, llama, scenario_of
 from tests.conftest import examples
 
+DRY_RUN = "h200_llama2_7b_4_layers_fake_fsdp2"
 PREPARED = build_simulation(llama("model.layers=2"))
 PASSES = plan_passes(PREPARED, 0)
 FORWARD: PlanPass = PASSES[0]
@@ -51,6 +55,44 @@ def test_every_call_is_divided_completely_and_in_order(calls: list[Call], can_sk
     assert dict(totals) == pytest.approx(dict.fromkeys(range(len(calls)), 1.0))
     anchors = sorted((index, kernel) for index, kernel, _ in shares if kernel >= 0 and calls[index].is_anchor)
     assert all(first <= second for (_, first), (_, second) in pairwise(anchors))
+
+
+SHARDED = plan_passes(build_simulation(scenario_of(DRY_RUN)), 0)
+COPIES = {index: kernel for index, kernel in enumerate(SHARDED[1].kernels) if is_transfer(kernel)}
+SIZES = sorted({float(kernel.kernel.shape.elements) for kernel in COPIES.values()})
+
+
+@examples(60)
+@given(st.lists(st.sampled_from([0.0, *(size * near for size in SIZES for near in (0.95, 1.0, 1.05))]), max_size=40))
+def test_what_fsdp_copies_belongs_to_the_copies_of_its_unit(sizes: list[float]) -> None:
+    """By the unit's size, in order; nothing else does."""
+    calls = [replace(pointwise_call("aten::copy_"), transfer=size) for size in sizes]
+    shares = match_transfers(SHARDED[1].kernels, calls)
+    assert sorted(call for call, _, _ in shares) == [index for index, size in enumerate(sizes) if size]
+    for call, kernel, fraction in shares:
+        assert fraction == 1.0
+        assert float(COPIES[kernel].kernel.shape.elements) == pytest.approx(sizes[call], rel=0.06)
+    for size in SIZES:
+        order = [kernel for _, kernel, _ in sorted(shares) if COPIES[kernel].kernel.shape.elements == size]
+        assert order == sorted(order)
+    assert match_transfers(FORWARD.kernels, calls) == []
+
+
+def test_copies_of_parameters_do_not_grow_with_tokens() -> None:
+    """What FSDP2's operators launch in a pass that gathers parameters is in no kernel of tokens."""
+    spans, launches = next(
+        (traces.ranks[0], traces.launches[0]) for traces in [read_traces(TRACES / f"{DRY_RUN}.json.gz")]
+    )
+    step = read_step(spans, launches, 0)
+    forward, matched = ForwardMap(), 0
+    for plan, calls in zip(SHARDED, step.passes, strict=False):
+        shares = match_pass(plan, calls, forward)
+        forward.add(plan, calls, shares)
+        if any(map(is_transfer, plan.kernels)):
+            for call, kernel, _ in shares:
+                assert bool(calls.calls[call].transfer) is is_transfer(plan.kernels[kernel]) or kernel == UNMATCHED
+                matched += bool(calls.calls[call].transfer)
+    assert matched > 0
 
 
 def kernel_named(name: str) -> PlanKernel:
