@@ -4,7 +4,8 @@ Groups with a measured rank count and node count take measured times (`cost.payl
 interpolated between payloads, or extrapolated). For reductions the curve of the same data type is used,
 FP32 where the type is not known; where that was not measured, another type's, which moves as many bytes and
 differs by the speed of the additions. All other groups, and groups with unequal rank counts per node, take
-the time of the fabric and library model. Measured and modelled groups may be mixed within one communicator.
+the time of the fabric and library model. Measured and modelled groups may be mixed within one communicator. A profiled
+step has few payloads, and no fit: beyond them a group takes the model's time, scaled as that of the nearest payload.
 
 Assumed: groups were measured as a layout runs them, all of one size at the same time, so that contention
 among them is in the times. On a shared network the algorithm selected by the model determines the loaded
@@ -19,7 +20,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
@@ -27,7 +28,7 @@ from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSamp
 from clustersim.cost.collective_cost import CommKey, comm_key
 from clustersim.cost.measured_kernels import local_error, provenance_of
 from clustersim.cost.payload_curve import CurveEstimate, PayloadCurve
-from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, LinkDemand, LinkDemandCost
+from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, LinkDemand, LinkDemandCost, Provenance
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
@@ -79,6 +80,7 @@ class MeasuredCollectives:
     ) -> None:
         self._model, self._groups, self._node_of_rank = model, groups, nodes
         self._origin = record.origin
+        self._scales_samples = record.profile is not None
         self._curves = _curves_by_shape(record)
 
     @cached_by(_op_key)
@@ -123,10 +125,27 @@ class MeasuredCollectives:
         estimates: dict[int, tuple[PayloadCurve, CurveEstimate]] = {}
         for nodes in np.unique(node_count[node_count > 0]).tolist():
             curve = self._curve((comm_op.collective, members.shape[1], nodes), reduction_dtype(comm_op))
-            estimate = None if curve is None else curve.estimate(comm_op.payload)
-            if curve is not None and estimate is not None:
+            if curve is None:
+                continue
+            estimate = curve.estimate(comm_op.payload)
+            if estimate is None and self._scales_samples:
+                estimate = self._scale_nearest(curve, comm_op, node_count == nodes)
+            if estimate is not None:
                 estimates[nodes] = curve, estimate
         return _Coverage(node_count, estimates)
+
+    def _scale_nearest(self, curve: PayloadCurve, comm_op: CommOp, groups: BoolArray) -> CurveEstimate:
+        """The model's time in some groups ([groups]), scaled as that of the nearest measured payload.
+
+        The error is the correction, of which nothing tells how much applies to another payload.
+        """
+        nearest = curve.nearest_payload(comm_op.payload)
+        modelled, modelled_nearest = (
+            float(self._model.time_comm_op(replace(comm_op, payload=payload)).seconds[groups].max())
+            for payload in (comm_op.payload, nearest)
+        )
+        factor = curve.times[nearest].seconds / modelled_nearest
+        return CurveEstimate(modelled * factor, Provenance.FITTED, abs(factor - 1.0))
 
     def _curve(self, key: _GroupShape, dtype: DType) -> PayloadCurve | None:
         """The curve of this reduction data type; if it was not measured, FP32's, else any."""

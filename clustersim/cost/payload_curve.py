@@ -59,10 +59,14 @@ class PayloadCurve:
 
     def _extrapolate(self, payload: Bytes, alpha: Seconds) -> Seconds:
         """Seconds of a payload below or above all measured ones."""
-        nearest = 0 if payload < self._payloads[0] else -1
-        measured, seconds = float(self._payloads[nearest]), float(self._seconds[nearest])
+        measured = self.nearest_payload(payload)
+        seconds = self.times[measured].seconds
         latency = min(alpha, seconds)
         return latency + (seconds - latency) * payload / measured
+
+    def nearest_payload(self, payload: Bytes) -> Bytes:
+        """The measured payload that is nearest to one below or above all of them."""
+        return float(self._payloads[0 if payload < self._payloads[0] else -1])
 
     @property
     def smallest_payload_seconds(self) -> Seconds:

@@ -8,7 +8,7 @@ import pytest
 from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample
+from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, ProfileAnchor
 from clustersim.cost.collective_cost import CollectiveCost
 from clustersim.cost.measured_collectives import RECORDED_ALGORITHM, MeasuredCollectives
 from clustersim.cost.record_kinds import RecordOrigin
@@ -16,6 +16,7 @@ from clustersim.cost.timing import Bottleneck, Provenance
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import LeafSpec, NetworkSpec, NicSpec, NodeSpec, NvlinkSpec, Port, SpineSpec
 from clustersim.hardware.ecmp import SpreadEcmp as Spreading
+from clustersim.model.training import AttentionBackend
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 from tests.cost.records import CONDITIONS, DEVICE, collective_fit, collective_samples
@@ -42,14 +43,37 @@ def modelled_collectives() -> CollectiveCost:
 
 
 def measured_collectives(
-    *samples: CollectiveSample, origin: RecordOrigin = RecordOrigin.MEASURED, fits: tuple = ()
+    *samples: CollectiveSample,
+    origin: RecordOrigin = RecordOrigin.MEASURED,
+    fits: tuple = (),
+    profile: ProfileAnchor | None = None,
 ) -> MeasuredCollectives:
-    record = CalibrationRecord(DEVICE, CONDITIONS, collectives=samples, collective_fits=fits, origin=origin)
+    record = CalibrationRecord(
+        DEVICE, CONDITIONS, collectives=samples, collective_fits=fits, origin=origin, profile=profile
+    )
     return MeasuredCollectives(modelled_collectives(), record, GROUPS, nodes=np.arange(FABRIC.gpu_count) // 8)
 
 
 def reduction_op(comm_group: str, payload: float, kind: CollectiveType = CollectiveType.ALL_REDUCE) -> CommOp:
     return CommOp("x", kind, comm_group, payload)
+
+
+@pytest.mark.parametrize("payload", [1e3, 1e4, 1e8, 1e9])
+def test_beyond_the_payloads_of_a_profiled_step_the_model_is_scaled(payload: float) -> None:
+    """Profiled collectives that take a multiple of the model's time take it at every payload."""
+    modelled = modelled_collectives()
+    factors = {1e4: 3.0, 1e8: 1.5}
+    samples = collective_samples(
+        {
+            size: factor * float(modelled.time_comm_op(reduction_op("tp", size)).seconds[0])
+            for size, factor in factors.items()
+        }
+    )
+    profile = ProfileAnchor("traces", 8, 1, 1.0, 1.0, 1.0, AttentionBackend.FLASH)
+    timing = measured_collectives(*samples, profile=profile).time_comm_op(reduction_op("tp", payload))
+    expected = factors[1e4 if payload <= 1e4 else 1e8] * modelled.time_comm_op(reduction_op("tp", payload)).seconds
+    assert timing.seconds == pytest.approx(expected)
+    assert timing.provenance is (Provenance.MEASURED if payload in factors else Provenance.FITTED)
 
 
 def test_a_measured_payload_takes_its_time_in_every_group():
