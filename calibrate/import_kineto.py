@@ -87,11 +87,6 @@ def command(options: argparse.Namespace) -> None:
     _print_summary(durations, record, output)
 
 
-def collective_samples(traces: ProfilerTraces, cluster: Cluster) -> tuple[CollectiveSample, ...]:
-    """The collectives of traces whose groups and payloads are known, as samples."""
-    return tuple(_samples(_collective_durations(traces, cluster).seconds, traces.source))
-
-
 @dataclass(frozen=True, slots=True)
 class _TraceDurations:
     """Durations of collective calls in the traces.
@@ -107,7 +102,7 @@ class _TraceDurations:
 
 def _collective_durations(traces: ProfilerTraces, cluster: Cluster) -> _TraceDurations:
     calls = {
-        collective: _call_or_reason(collective, cluster)
+        collective: call_or_reason(collective, cluster)
         for spans in traces.ranks
         for collective in _collectives_of(spans)
     }
@@ -128,7 +123,7 @@ def _collectives_of(spans: RankSpans) -> Iterable[ProfiledCollective]:
     return {label.collective for label in spans.labels if label.collective is not None}
 
 
-def _call_or_reason(moved: ProfiledCollective, cluster: Cluster) -> CollectiveCall | str:
+def call_or_reason(moved: ProfiledCollective, cluster: Cluster) -> CollectiveCall | str:
     """The call as a record describes it, or the reason why it is skipped."""
     collective = _COLLECTIVE_BY_NAME.get(moved.name)
     if collective is None or not moved.payload:

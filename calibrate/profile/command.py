@@ -147,7 +147,8 @@ def _notes(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -
         )
     idle = 1.0 - anchor.busy / anchor.step_time
     if anchor.host_scale != 1.0:
-        notes.append(f"without the profiler the host takes {anchor.host_scale:.2f} of its time in the trace")
+        kernels = ", as kernels and collectives do" if anchor.kernel_scale != 1.0 else ""
+        notes.append(f"without the profiler the host takes {anchor.host_scale:.2f} of its time in the trace{kernels}")
     elif idle > _HOST_BOUND and scenario.layout.world_size == 1:
         notes.append(
             f"the GPU is idle for {idle:.0%} of the profiled step; the profiler itself slows the host, so that such a "

@@ -2,14 +2,14 @@
 
 Kernels are matched with those of the plan (`calibrate.profile.matching`). What the step does besides, with the time
 for which the GPU waited for a host that the host model does not have, is work of no operator, once for each forward
-pass and once for each step; where all ranks' traces are there, what ranks waited for each other beyond the
-simulation's waiting is, too. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
-member that arrived last, the rest is waiting, which a simulation finds by itself. A record of one rank's dry run has
-no collectives: these stay modelled. So do those of a trace that this program wrote, in which a collective has the time
-that other traffic left it, and the host is drawn.
+pass and once for each step. Where all ranks' traces are there, what ranks waited for each other beyond the simulation's
+waiting is in the collectives at which they did (`collective_times`). A record of one rank's dry run has no collectives:
+these stay modelled. So do those of a trace that this program wrote, in which a collective has the time that other
+traffic left it, and the host is drawn.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,14 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.import_kineto import collective_samples
+from calibrate.profile.collective_times import collective_times
 from calibrate.profile.coverage import require_same_model
-from calibrate.profile.host_scale import fit_host_scale
 from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
+from calibrate.profile.profiled_times import ProfiledTimes
 from calibrate.profile.samples import MatchedSteps
 from calibrate.profile.step_calls import StepCalls, read_step
-from calibrate.profile.unattributed import excess_waiting, unattributed_samples
+from calibrate.profile.unattributed import excess_waiting
 from calibrate.typed_command import typed_command
 from clustersim.build import build_simulation
 from clustersim.common.errors import InputError
@@ -42,7 +42,6 @@ from clustersim.interop.device_names import device_matches
 from clustersim.interop.kineto import ProfilerTraces
 from clustersim.results.profiled_step import ProfiledStep, median_step
 from clustersim.scenario import Scenario
-from clustersim.simulation import simulate
 
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
@@ -74,7 +73,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     """The record of traces of steps of a scenario.
 
     step_time: seconds of the same step without a profiler, which slows the host; None: as it was profiled.
-    Raises InputError where they are of another model, device or number of ranks.
+    Raises InputError where they are of another model, device or number of ranks, or take longer on the GPU alone.
     """
     _require_same_job(traces, scenario)
     bare = replace(scenario, cost=replace(scenario.cost, record=None), steps=1)
@@ -92,49 +91,45 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
         attention=scenario.training.attention,
         unmatched=_unmatched_calls(matched),
     )
-    record = _record_of_kernels(traces, bare, matched, anchor)
-    waiting = dict.fromkeys(PassKind, 0.0)
+    times = ProfiledTimes(
+        _record_of_kernels(traces, bare, matched, anchor), bare, matched, plans[0], dict.fromkeys(PassKind, 0.0)
+    )
     if not _is_own(traces):
-        record = replace(
-            record,
-            host_launches=(compute_host_samples if scenario.cluster.accelerator.is_cpu else host_samples)(
-                [plan for plan, _ in used], [calls for _, calls in used]
-            ),
-            collectives=collective_samples(traces, scenario.cluster),
-        )
-        hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
-        waiting = excess_waiting(matched, hosted, step, [calls for _, calls in used])
+        times = _with_host(times, traces, step, used)
         if len(traces.ranks) == traces.world_size > 1:
-            unexplained = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
-            imbalance = max(0.0, step.step_time - _predicted_step_time(bare, unexplained))
-            waiting[PassKind.OPTIMIZER] += imbalance
-            if imbalance > _NOTED * step.step_time:
+            waiting = max(0.0, step.step_time - times.predicted()) / step.step_time
+            times = times.with_waiting_of(step.step_time)
+            if waiting > _NOTED:
                 notes += (
-                    f"{imbalance / step.step_time:.1%} of the step is waiting of ranks for each other that the "
-                    "simulation does not have: they differ, or the machine was disturbed",
+                    f"{waiting:.1%} of the step is waiting of ranks for each other that the simulation does not have: "
+                    "they differ, or the machine was disturbed",
                 )
-
-    def scaled(host_scale: float) -> CalibrationRecord:
-        launches = (
-            replace(sample, forward=sample.forward * host_scale, backward=sample.backward * host_scale)
-            for sample in record.host_launches
-        )
-        scaled_waiting = {kind: seconds * host_scale for kind, seconds in waiting.items()}
-        kernels = *record.kernels, *unattributed_samples(matched, plans[0], scaled_waiting)
-        return replace(
-            record, kernels=kernels, host_launches=tuple(launches), profile=replace(anchor, host_scale=host_scale)
-        )
-
+    record = times.record()
     if step_time is not None:
         anchor = replace(anchor, step_time=step_time)
-        record = scaled(fit_host_scale(scaled, bare, step_time))
-    else:
-        record = scaled(1.0)
+        record = replace(times, base=replace(times.base, profile=anchor)).record_of(step_time)
     return ProfileRecord(record, record.profile or anchor, step, notes)
 
 
-def _predicted_step_time(scenario: Scenario, record: CalibrationRecord) -> Seconds:
-    return simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time
+def _with_host(
+    times: ProfiledTimes,
+    traces: ProfilerTraces,
+    step: ProfiledStep,
+    used: Sequence[tuple[tuple[PlanPass, ...], StepCalls]],
+) -> ProfiledTimes:
+    """The same with the collectives, the host's times, and the waiting for it. used: plans and calls of the steps."""
+    cluster, calls = times.scenario.cluster, [calls for _, calls in used]
+    samples = (compute_host_samples if cluster.accelerator.is_cpu else host_samples)([plan for plan, _ in used], calls)
+    on_all_ranks = [
+        number for number, ranks in Counter(each.number for each in calls).items() if ranks == len(traces.ranks)
+    ]
+    hosted = replace(
+        times,
+        base=replace(times.base, host_launches=samples),
+        collectives=collective_times(traces, cluster, on_all_ranks),
+    )
+    prepared = build_simulation(replace(times.scenario, cost=replace(times.scenario.cost, record=hosted.record())))
+    return replace(hosted, waiting=excess_waiting(times.matched, prepared, step, calls))
 
 
 def _match_steps(

@@ -6,7 +6,7 @@ sum to what was measured. Its percentiles are those over the same. A kernel that
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -177,15 +177,13 @@ class MatchedSteps:
         for (collective, kernel_class), slowdown in self.slowdowns().items():
             candidates = [(sample, time) for sample, time in measured if kernel_class_of(sample.kind) is kernel_class]
             sample, time = max(candidates, key=lambda pair: pair[1].seconds)
-            factor = 1.0 + slowdown
-            slowed = replace(time, seconds=time.seconds * factor, p5=time.p5 * factor, p95=time.p95 * factor)
-            samples.append(InterferenceSample(sample, collective, slowed))
+            samples.append(InterferenceSample(sample, collective, time.scaled(1.0 + slowdown)))
         return tuple(samples)
 
 
 def _identity(call: Call) -> tuple[object, ...]:
     """What matching sees of a call, but for its duration."""
-    return call.name, call.kind, call.operator, str(call.dims), call.matmul
+    return call.name, call.kind, call.operator, str(call.dims), call.matmul, call.transfer
 
 
 def statistics(seconds: Iterable[Seconds]) -> TimeStatistics:

@@ -47,6 +47,10 @@ class TimeStatistics:
         """Half the range between p5 and p95, relative to the median; None with a single repetition."""
         return (self.p95 - self.p5) / 2.0 / self.seconds if self.repetitions > 1 else None
 
+    def scaled(self, factor: float) -> "TimeStatistics":
+        """The statistics of a quantity that takes a multiple of this time."""
+        return replace(self, seconds=self.seconds * factor, p5=self.p5 * factor, p95=self.p95 * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceTelemetry:
@@ -332,7 +336,8 @@ class ProfileAnchor:
     the profiled step, or of the same step without a profiler, as its user measured it; busy, matched: seconds of
     kernels of one rank's compute stream, and of those that ran an operator of the plan; attention: what the plan asked
     for, which is what was timed; unmatched: the calls that ran none; host_scale: the host's time, and waiting for it,
-    without a profiler, over that in the trace.
+    without a profiler, over that in the trace; kernel_scale: the same of kernels and collectives, where they are slowed
+    with the host, on a CPU.
     """
 
     traces: str
@@ -345,6 +350,7 @@ class ProfileAnchor:
     unmatched: tuple[UnmatchedCall, ...] = ()
     memory: MemoryAnchor | None = None
     host_scale: float = 1.0
+    kernel_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ def _positive_values(record: CalibrationRecord) -> Iterator[tuple[str, float]]:
 
 def _positive_profile_values(profile: ProfileAnchor | None) -> Iterator[tuple[str, float]]:
     if profile is not None:
-        yield from _named_values("profile", profile, "ranks", "steps", "step_time", "busy")
+        yield from _named_values("profile", profile, "ranks", "steps", "step_time", "busy", "kernel_scale")
         if profile.memory is not None:
             sizes = "allocated", "reserved", "modelled", "layers", "tokens"
             yield from _named_values("profile.memory", profile.memory, *sizes)

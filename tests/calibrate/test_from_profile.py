@@ -319,9 +319,6 @@ def test_the_time_without_a_profiler_scales_the_host() -> None:
     assert 0.0 < record.profile.host_scale < 1.0
     assert simulate_with(scenario, record).step_time == pytest.approx(faster, rel=1e-4)
     assert record_from_profile(traces, scenario, 1.0).record.kernels == traced.record.kernels
-    impossible = record_from_profile(traces, scenario, 0.01).record
-    assert impossible.profile is not None
-    assert impossible.profile.host_scale < 1e-3
 
 
 def test_a_report_has_the_profiled_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
