@@ -1,9 +1,10 @@
 """Train small steps of a scenario on CPUs, alternately profiled and timed: a process of `tests.benchmarks.records`.
 
-    python -m tests.benchmarks.profiled_steps FOLDER SCENARIO ROUNDS BACKEND RANKS CHANGES [CHANGES ...]
+    python -m tests.benchmarks.profiled_steps FOLDER SCENARIO ROUND BACKEND RANKS CHANGES [CHANGES ...]
 
-CHANGES: overrides as a JSON list; steps with the first ones are profiled, those with all of them are timed without a
-profiler, in turns. BACKEND: gloo under torchrun, or fake, of which this process is the only rank.
+CHANGES: overrides as a JSON list; steps with all of them are timed, in an order that differs by ROUND, and then those
+with the first ones are profiled: a profiler's buffers slow the allocations of whatever follows it in its process.
+BACKEND: gloo under torchrun, or fake, of which this process is the only rank.
 """
 
 import json
@@ -74,18 +75,18 @@ def run_steps(scenario: Scenario, context: CheckContext, trace: Path | None) -> 
 
 
 def main() -> None:
-    """Print the seconds of each round and case as JSON, on the first rank."""
-    folder, path, rounds, backend, ranks, *changes = sys.argv[1:]
+    """Print the seconds of each case as JSON, on the first rank."""
+    folder, path, number, backend, ranks, *changes = sys.argv[1:]
     torch.set_num_threads(1)
     scenarios = [Scenario.load(path, json.loads(overrides)) for overrides in changes]
-    seconds: list[list[float]] = []
+    first = int(number) % len(scenarios)
+    seconds = dict.fromkeys(range(len(scenarios)), 0.0)
     with _context(scenarios[0], backend, int(ranks)) as context:
-        for number in range(int(rounds)):
-            trace = Path(folder) / f"round-{number}" / f"rank-{context.world.rank}.json"
-            run_steps(scenarios[0], context, trace)
-            seconds.append([run_steps(scenario, context, None) for scenario in scenarios])
+        for index in (*range(first, len(scenarios)), *range(first)):
+            seconds[index] = run_steps(scenarios[index], context, None)
+        run_steps(scenarios[0], context, Path(folder) / f"rank-{context.world.rank}.json")
         if context.is_first_rank:
-            print(json.dumps(seconds))
+            print(json.dumps([*seconds.values()]))
     exit_immediately()
 
 

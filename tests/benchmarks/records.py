@@ -3,11 +3,11 @@
     python -m tests.benchmarks.records                  DDP, FSDP2, tp 2, pp 2, one process, a fake process group
     python -m tests.benchmarks.records --rounds 5 "ddp 2" "tp 2"
 
-In every round a step of `examples/tiny_cpu.yaml` is profiled and timed without a profiler, then steps with another
-depth, microbatch and sequence are timed, by the same processes (`tests.benchmarks.profiled_steps`); medians over
-rounds are printed. Of a fake process group its record predicts the steps of as many real processes, and records of two
-processes those of four, timed last. Errors mean little with other load: each process needs a core of its own, and
-layouts of more processes than cores are not timed.
+In every round new processes time steps of `examples/tiny_cpu.yaml`, also with another depth, microbatch and sequence,
+and then profile the first of them (`tests.benchmarks.profiled_steps`). A record is made of each round's traces with the
+median time of the step; its predictions are compared with the median times of the others. Of a fake process group its
+record predicts the steps of as many real processes, and records of two processes those of four, timed last. Errors mean
+little with other load: each process needs a core of its own, and layouts of more processes than cores are not timed.
 """
 
 import argparse
@@ -22,7 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from calibrate.check.prediction import adapt_scenario
 from calibrate.profile.record import record_from_profile
+from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.interop.kineto import FAKE_BACKEND, read_traces
 from clustersim.scenario import Scenario
@@ -68,48 +70,56 @@ CASES: Final = {
 }
 
 
-def run_case(case: Case, folder: Path, rounds: int) -> list[list[float]]:
-    """Seconds of the steps of `_OTHERS` in each round; traces of the first are in the folder."""
+def run_case(case: Case, folder: Path, rounds: int) -> list[float]:
+    """Median seconds of the steps of `_OTHERS`; traces of the first are in the folder."""
+    seconds = [_run_round(case, folder / f"round-{number}", number) for number in range(rounds)]
+    return [median(column) for column in zip(*seconds, strict=True)]
+
+
+def _run_round(case: Case, folder: Path, number: int) -> list[float]:
     is_alone = case.ranks == 1 or case.backend == FAKE_BACKEND
     processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.ranks)]
     changes = [json.dumps(case.overrides(others)) for others in _OTHERS.values()]
     done = subprocess.run(
         [
             sys.executable, *([] if is_alone else processes), "-m", "tests.benchmarks.profiled_steps", str(folder),
-            SCENARIO, str(rounds), case.backend, str(case.ranks), *changes,
+            SCENARIO, str(number), case.backend, str(case.ranks), *changes,
         ],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, text=True, check=True, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    seconds: list[list[float]] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[[")))
+    seconds: list[float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
     return seconds
 
 
-def records(case: Case, folder: Path, seconds: Sequence[Sequence[float]]) -> list[CalibrationRecord]:
-    """The record of each round, with the time of its step without a profiler."""
-    scenario = Scenario.load(SCENARIO, case.overrides())
+def trained_scenario(case: Case, others: Sequence[str] = ()) -> Scenario:
+    """The scenario as `calibrate.check` trains it on a CPU."""
+    return adapt_scenario(Scenario.load(SCENARIO, case.overrides(others)), on_cpu=True)
+
+
+def records(case: Case, folder: Path, step_time: Seconds) -> list[CalibrationRecord]:
+    """The record of each round's traces. step_time: of the step without a profiler."""
+    scenario = trained_scenario(case)
     return [
-        record_from_profile(read_traces(folder / f"round-{number}", on_host=True), scenario, row[0]).record
-        for number, row in enumerate(seconds)
+        record_from_profile(read_traces(traces, on_host=True), scenario, step_time).record
+        for traces in sorted(folder.iterdir())
     ]
 
 
-def errors(
-    case: Case, made: Sequence[CalibrationRecord], seconds: Sequence[Sequence[float]]
-) -> dict[str, tuple[float, ...]]:
-    """Predicted over measured steps, less 1: of each of `_OTHERS`, by round."""
+def errors(case: Case, made: Sequence[CalibrationRecord], seconds: Sequence[float]) -> dict[str, tuple[float, ...]]:
+    """Predicted over measured steps, less 1: of each of `_OTHERS`, by record."""
     results = {}
-    for index, (label, others) in enumerate(_OTHERS.items()):
-        scenario = Scenario.load(SCENARIO, case.overrides(others))
+    for (label, others), measured in zip(_OTHERS.items(), seconds, strict=True):
+        scenario = trained_scenario(case, others)
         results[label] = tuple(
-            simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time / row[index] - 1.0
-            for record, row in zip(made, seconds, strict=True)
+            simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time / measured - 1.0
+            for record in made
         )
     return results
 
 
 def print_errors(name: str, results: dict[str, tuple[float, ...]]) -> None:
-    """The median over rounds, and the extremes."""
+    """The median over records, and the extremes."""
     for label, values in results.items():
         print(f"{name:<22}{label:<14}{median(values):>+8.1%}  ({min(values):+.1%} to {max(values):+.1%})", flush=True)
 
@@ -124,7 +134,7 @@ def main() -> None:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
             seconds = run_case(case, Path(folder) / "profiled", options.rounds)
-            made = records(case, Path(folder) / "profiled", seconds)
+            made = records(case, Path(folder) / "profiled", seconds[0])
             if case.backend != FAKE_BACKEND:
                 print_errors(name, errors(case, made, seconds))
             if case.ranks > 1 and any("dp=" in change for change in case.changes):
