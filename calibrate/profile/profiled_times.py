@@ -83,7 +83,7 @@ class ProfiledTimes:
         if without_host <= step_time:
             return self.record(fit_factor(self.predicted, step_time))
         if self.scenario.cluster.accelerator.is_cpu:
-            factor = fit_factor(lambda each: self.predicted(each, each), step_time)
+            factor = fit_factor(lambda scale: self.predicted(scale, scale), step_time)
             return self.record(factor, factor)
         if without_host > (1.0 + _CLOCK_TOLERANCE) * step_time:
             raise InputError(

@@ -121,7 +121,9 @@ def _with_host(
     cluster, calls = times.scenario.cluster, [calls for _, calls in used]
     samples = (compute_host_samples if cluster.accelerator.is_cpu else host_samples)([plan for plan, _ in used], calls)
     on_all_ranks = [
-        number for number, ranks in Counter(each.number for each in calls).items() if ranks == len(traces.ranks)
+        number
+        for number, ranks in Counter(step_calls.number for step_calls in calls).items()
+        if ranks == len(traces.ranks)
     ]
     hosted = replace(
         times,

@@ -79,7 +79,7 @@ def _named_as_called(events: RankEvents) -> Iterator[HostCollective]:
         if called is not None and dims[index] >= 0:
             elements = max(map(_elements, events.dims[int(dims[index])]), default=0)
             calls.setdefault(elements, deque()).append((float(starts[index]), called))
-    for collective in sorted(events.host_collectives, key=lambda each: each.interval):
+    for collective in sorted(events.host_collectives, key=lambda collective: collective.interval):
         waiting = calls.get(collective.elements)
         if collective.name == _ALL_REDUCE and waiting and waiting[0][0] <= collective.interval[0]:
             yield replace(collective, name=waiting.popleft()[1])

@@ -164,6 +164,6 @@ def _sweep_thread(
         while stack and stack[-1][0] < time:
             stack.pop()
         _, operator, forward, node, transfer = stack[-1] if stack else (0.0, NO_ID, NO_ID, NO_ID, NO_ID)
-        operator, node, transfer = (operators[each] if each >= 0 else NO_ID for each in (operator, node, transfer))
+        operator, node, transfer = (operators[index] if index >= 0 else NO_ID for index in (operator, node, transfer))
         context.append((operator, forward, node, transfer))
     return np.array(context, dtype=np.int64).reshape(-1, 4).T
