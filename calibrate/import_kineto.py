@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Read the traces, add their samples to the record, and print what was read and the alpha-beta fits."""
     cluster, output = load_cluster(options.cluster), Path(options.output)
-    traces = read_traces(Path(options.traces))
+    traces = read_traces(Path(options.traces), on_host=cluster.accelerator.is_cpu)
     if traces.device_name and not device_matches(traces.device_name, cluster.accelerator.name):
         raise InputError(
             f"{traces.source}: ran on {traces.device_name}, but {cluster.name} has {cluster.accelerator.name}; "
@@ -75,7 +75,12 @@ def command(options: argparse.Namespace) -> None:
     samples = tuple(_samples(durations.seconds, traces.source))
     if not samples:
         raise InputError(f"{traces.source}: has no collective of a known group and payload{_skipped_text(durations)}")
-    device = DeviceInfo(cluster.accelerator.name, traces.device_name, collectives=Path(cluster.library).stem)
+    device = DeviceInfo(
+        cluster.accelerator.name,
+        traces.device_name,
+        collectives=Path(cluster.library).stem,
+        threads=int(cluster.accelerator.is_cpu),
+    )
     conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
         command=shlex.join(["python", "-m", "calibrate", *sys.argv[1:]]),

@@ -192,7 +192,10 @@ class _RankTrace:
                 "after each, as its schedule needs"
             )
         if not len(self.events.gpu):
-            raise InputError(f"{self.file}: nothing ran on a GPU in it; profile with ProfilerActivity.CUDA")
+            raise InputError(
+                f"{self.file}: nothing ran on a GPU in it; profile with ProfilerActivity.CUDA, or name the cluster of "
+                "CPUs that it ran on"
+            )
         if self.rank >= self.world_size:
             raise InputError(f"{self.file}: rank: {self.rank} is not below world_size, which is {self.world_size}")
 

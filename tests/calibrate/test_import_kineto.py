@@ -14,6 +14,7 @@ from clustersim.report.export.write_traces import write_kineto_files
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from tests.interop.synthetic_profiles import ALL_REDUCE_ARGS, GEMM, NCCL, SyntheticProfile
+from tests.interop.test_host_kernels import FIRST, gloo, operator, write_trace
 from tests.report.small_trace import SMALL_MAPPING, simulated
 
 UNCONTENDED = ("cost.interference=0", "cost.network=uncontended", "training.attention=flash")
@@ -102,6 +103,19 @@ def test_collective_time_is_the_shortest_kernel_of_its_members(
     assert sample.time.seconds == pytest.approx(25e-6)
     assert sample.time.repetitions == 2
     assert (record.device.accelerator, record.device.name) == ("h100-sxm-80gb", "NVIDIA H100 80GB HBM3")
+
+
+def test_collectives_of_cpus_are_read(tmp_path: Path, import_traces: Callable[..., CalibrationRecord]) -> None:
+    """Gloo's, where the cluster is of CPUs."""
+    (tmp_path / "traces").mkdir()
+    for rank in range(2):
+        events = [operator("aten::mm", 10.0, 50.0, [[8, 8], [8, 8]]), gloo(100.0, 1000, FIRST)]
+        write_trace(tmp_path / "traces" / f"{rank}.json", events, rank)
+    record = import_traces(tmp_path / "traces", "laptop")
+    (sample,) = record.collectives
+    assert sample.call == CollectiveCall(CollectiveType.ALL_REDUCE, 4000.0, 2, 1, DType.FP32)
+    assert sample.time.seconds == pytest.approx(30e-6)
+    assert record.device.threads > 0
 
 
 def test_missing_ranks_are_reported(

@@ -26,9 +26,9 @@ def gloo(begin: float, elements: int, thread: int) -> dict[str, Any]:
     return event | {"cat": "user_annotation", "args": event["args"] | {"Input type": ["float"]}}
 
 
-def write_trace(path: Path, events: list[dict[str, Any]]) -> Path:
+def write_trace(path: Path, events: list[dict[str, Any]], rank: int = 0) -> Path:
     mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": MAIN, "ts": 0.0, "dur": 1e4}
-    info = {"backend": "gloo", "rank": 0, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
+    info = {"backend": "gloo", "rank": rank, "world_size": 2, "pg_config": [{"pg_name": "0", "ranks": [0, 1]}]}
     path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": info, "traceEvents": [mark, *events]}))
     return path
 

@@ -268,7 +268,7 @@ BAD = {
     ),
     "no GPU": (
         without_events(GEMM, "nccl", "Memcpy"),
-        "nothing ran on a GPU in it; profile with ProfilerActivity.CUDA",
+        "nothing ran on a GPU in it; profile with ProfilerActivity.CUDA, or name the cluster of CPUs that it ran on",
     ),
     "a time": (
         changed_content(traceEvents=[*three_steps().add_step(9, float("inf"), 1.0).events]),
