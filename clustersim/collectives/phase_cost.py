@@ -195,16 +195,22 @@ def phase_latency(
 ) -> FloatArray:
     """Seconds of latency of one phase in each group: start-up, dependent steps and posts.
 
-    network_only: no domain holds a second member.
+    network_only: no domain holds a second member. Where nothing but the network joins the members of a domain (a node
+    without NVLink whose GPUs have a NIC each and no path over PCIe), its steps are steps over the network.
     """
     local_seconds = np.where(bottleneck.uses_pcie, *_local_step_seconds(variant))
     local_seconds = (
         np.where(bottleneck.uses_network, np.maximum(local_seconds, variant.post_seconds), local_seconds)
         + bottleneck.local_latency
     )
+    inside_over_network = bottleneck.uses_network & (np.asarray(latency_steps.network) == 0)
     network_seconds = (
-        variant.network_only_step_seconds if network_only else variant.step_seconds[Medium.NETWORK]
-    ) + bottleneck.network_latency
+        np.where(
+            network_only | inside_over_network, variant.network_only_step_seconds, variant.step_seconds[Medium.NETWORK]
+        )
+        + bottleneck.network_latency
+    )
+    local_seconds = np.where(inside_over_network, network_seconds, local_seconds)
     total: FloatArray = (
         variant.startup_seconds
         + latency_steps.local * local_seconds
