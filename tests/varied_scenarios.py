@@ -83,9 +83,10 @@ TRAININGS: Final = (
     {"training.tiled_mlp": {"tokens": 64}},
     *({"training.loss": name} for name in ("torch", "chunked", "fused_linear")),
     *({"training.recompute": {"modules": [name]}} for name in ("core_attn", "mlp", "layernorm", "moe_act")),
-    *({"training.offload": kept, "cluster.node": _HOST} for kept in (
-        {"activations": "all"}, {"optimizer": True}, {"parameters": True}
-    )),
+    *(
+        {"training.offload": kept, "cluster.node": _HOST}
+        for kept in ({"activations": "all"}, {"optimizer": True}, {"parameters": True})
+    ),
     {"training.attention": "standard"},
     {"training.fused": False},
 )

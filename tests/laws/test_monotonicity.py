@@ -8,7 +8,6 @@ part may meet others at a worse time (scheduling anomalies, DESIGN.md), so nothi
 
 from typing import Any
 
-import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
