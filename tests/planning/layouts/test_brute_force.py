@@ -29,13 +29,31 @@ SPACES = st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=3, unique=Tru
         {key: st.lists(st.sampled_from(VALUES[key]), min_size=1, max_size=3, unique=True) for key in keys}
     )
 )
+SCENARIO_OVERRIDES: list[tuple[str, ...]] = [
+    (),
+    ("cost.network=uncontended",),
+    ("degradations.slow=[{gpu: 3, speed: 0.8}]",),
+    ("degradations.slow=[{gpu: 0-7, speed: 125 %}]",),
+    ("steps=2",),
+    ("training.precision=fp8",),
+    ("framework={name: megatron, cuda_graphs: true}",),
+    ("layout.async_tensor_model_parallel_allreduce=false",),
+    ("layout.tp_comm_overlap=true",),
+    ("cluster.name=dgx-a100",),
+    ("degradations.jitter=0.02",),
+    ("model.mamba={num_heads: 16, head_dim: 64, num_groups: 4}", "model.linear_attention_freq=2"),
+    ("model.window=512", "model.window_attn_skip_freq=4"),
+    ("cluster.node.nvlink.bandwidth=20 GB/s",),
+]
 
 
 @examples(40)
-@given(vary=SPACES, top=st.integers(1, 5), moe=st.booleans())
-def test_a_search_finds_what_brute_force_finds(vary: dict[str, list[str]], top: int, moe: bool) -> None:
+@given(vary=SPACES, top=st.integers(1, 5), moe=st.booleans(), other=st.sampled_from(SCENARIO_OVERRIDES))
+def test_a_search_finds_what_brute_force_finds(
+    vary: dict[str, list[str]], top: int, moe: bool, other: tuple[str, ...]
+) -> None:
     """The best, and all that are tied with it, except equivalent layouts written differently, which are as fast."""
-    scenario = search_scenario(moe=moe)
+    scenario = search_scenario(*other, moe=moe)
     brute_force = exhaustive_step_times(scenario, vary)
     space = SearchSpace.restricted_to(scenario, vary)
     if not brute_force:
@@ -79,19 +97,6 @@ def test_the_recommendation_does_not_depend_on_top() -> None:
         assert "training.microbatch=4" in result.recommended.overrides
 
 
-SCENARIO_OVERRIDES: list[tuple[str, ...]] = [
-    (),
-    ("cost.network=uncontended",),
-    ("degradations.slow=[{gpu: 3, speed: 0.8}]",),
-    ("degradations.slow=[{gpu: 0-7, speed: 125 %}]",),
-    ("steps=2",),
-    ("training.precision=fp8",),
-    ("framework={name: megatron, cuda_graphs: true}",),
-    ("layout.async_tensor_model_parallel_allreduce=false",),
-    ("layout.tp_comm_overlap=true",),
-    ("cluster.name=dgx-a100",),
-    ("degradations.jitter=0.02",),
-]
 WITH_FAILURES = ("economics.tokens=100B", "reliability.rates=100")
 SCHEDULES = ["1f1b", "gpipe", "{bfs: {chunks: 2}}", "zb-1p", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 
