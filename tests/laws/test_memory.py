@@ -10,6 +10,7 @@ from clustersim.memory.footprint import SHARDED_CATEGORIES, MemoryCategory
 from clustersim.results.memory_check import memory_timelines, peak_memory
 from clustersim.scenario import Scenario
 from tests.conftest import examples
+from tests.varied_scenarios import varied_scenarios
 
 TOLERANCE = 1.0 + 1e-9
 
@@ -174,3 +175,41 @@ def test_categories_sum_to_the_peak_and_workspace_is_the_frameworks(base: dict[s
         assert abs(sum(peak_bytes.values()) - ledger.peak) <= 1e-6 * ledger.peak
         assert peak_bytes[MemoryCategory.WORKSPACE] == scenario.framework.workspace_bytes
         assert all(size >= 0.0 for size in peak_bytes.values())
+
+
+RECOMPUTES = st.sampled_from(["selective", "selective_op", "full", {"layers": 1}, {"modules": ["mlp", "layernorm"]}])
+
+
+@given(varied_scenarios(), RECOMPUTES)
+@examples(80)
+def test_recomputation_never_needs_more_memory_of_any_model(scenario: Scenario, recompute: object) -> None:
+    """But for what the allocator reserves of it, which depends on recomputation.
+
+    Left out: formats whose inputs a compiler saves in FP8, unless the user says what backward recomputes.
+    """
+    none, some = (_with(scenario, {"training.recompute": value}) for value in ("none", recompute))
+    recipe = scenario.training.recipe
+    assume(recipe.saved_input_format(is_recomputed=True) is recipe.saved_input_format(is_recomputed=False))
+    framework = some.framework
+    reserved = framework.fragmentation_with(some.training.recompute) / framework.fragmentation
+    assert peak_memory(some) <= peak_memory(none) * TOLERANCE * max(reserved, 1.0)
+
+
+@given(varied_scenarios())
+@examples(80)
+def test_a_higher_zero_stage_never_takes_more_state_memory_of_any_model(scenario: Scenario) -> None:
+    state_bytes = []
+    for stage in ("ddp", "zero1", "zero2", "fsdp"):
+        ledgers = memory_timelines(_with(scenario, {"layout.data": stage}))
+        state_bytes.append([sum(ledger.resident[use] for use in SHARDED_CATEGORIES) for ledger in ledgers])
+    for more_sharded, less_sharded in zip(state_bytes[1:], state_bytes, strict=False):
+        assert all(a <= b * TOLERANCE for a, b in zip(more_sharded, less_sharded, strict=True))
+
+
+def _with(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
+    """The scenario with changes; examples that do not allow them are discarded."""
+    try:
+        return scenario.changed(changes)
+    except InputError:
+        assume(False)
+        raise
