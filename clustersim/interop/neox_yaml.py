@@ -59,8 +59,13 @@ _OTHER_FILES: Final = "CONFIG"
 
 def is_neox(content: Mapping[str, Any]) -> bool:
     """Whether a mapping is a configuration with a model."""
-    names = {name.replace("-", "_") for name in content}
+    names = set(map(_argument_name, content))
     return "num_layers" in names and bool({"pipe_parallel_size", "model_parallel_size", "pos_emb"} & names)
+
+
+def _argument_name(key: object) -> str:
+    """The name of a key, which YAML may have read as another value than a text, `no:` as false."""
+    return str(key).replace("-", "_")
 
 
 def read_neox(file: YamlFile) -> YamlArguments:
@@ -86,7 +91,7 @@ def read_neox(file: YamlFile) -> YamlArguments:
 
 def _joined(file: YamlFile) -> dict[str, Any]:
     """The keys of the file and of another that the user names: gpt-neox reads all files of its command line as one."""
-    values = {name.replace("-", "_"): value for name, value in file.content.items()}
+    values = {_argument_name(name): value for name, value in file.content.items()}
     other = file.context.definitions.get(_OTHER_FILES)
     if other is None:
         if not {"train_micro_batch_size_per_gpu", "train_batch_size"} & {*values}:
@@ -99,7 +104,7 @@ def _joined(file: YamlFile) -> dict[str, Any]:
     if text is None:
         raise InputError(f"{file.source}: --define {_OTHER_FILES}={other}: is not here, nor next to it")
     for name, value in yaml_mapping(text, other).items():
-        if values.setdefault(name.replace("-", "_"), value) != value:
+        if values.setdefault(_argument_name(name), value) != value:
             raise file.error(name, f"has another value in {other}; gpt-neox takes a key once")
     return values
 

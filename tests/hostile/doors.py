@@ -53,6 +53,14 @@ TRAINING_ARGUMENTS: Final = {
     "model_name_or_path": "meta-llama/Llama-3.1-8B", "per_device_train_batch_size": 2, "max_seq_length": 4096,
     "gradient_accumulation_steps": 4, "bf16": True, "gradient_checkpointing": True, "output_dir": "out",
 }  # fmt: skip
+DEEPSPEED: Final = {
+    "zero_optimization": {"stage": 2, "overlap_comm": True, "offload_optimizer": {"device": "none"}},
+    "bf16": {"enabled": True}, "gradient_clipping": 1.0,
+}  # fmt: skip
+ACCELERATE: Final = {
+    "distributed_type": "FSDP", "num_machines": 1, "num_processes": 8, "mixed_precision": "bf16",
+    "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True},
+}  # fmt: skip
 SLURM_TREE: Final = """SwitchName=leaf0 Nodes=node[000-015]
 SwitchName=leaf1 Nodes=node[016-031]
 SwitchName=spine Switches=leaf[0-1]
@@ -80,6 +88,7 @@ KINETO: Final = {
 class Door:
     """A kind of file. name: of the file; text: a valid one; arguments: of the command, {file} and {plan} are paths.
 
+    {text} is the text itself, for what is written on the command line.
     plan: keys of the scenario beside it, {file} its path; beside: texts of other files; form: json, yaml or text.
     """
 
@@ -99,7 +108,8 @@ class Door:
             (folder / name).write_text(other)
         content = json.loads(json.dumps({**PLAN, **self.plan}).replace("{file}", self.name))
         plan.write_text(yaml.safe_dump(content))
-        return tuple(argument.format(file=file, plan=plan) for argument in self.arguments)
+        typed = text.replace("\x00", "")  # which no argument of a process can have
+        return tuple(argument.format(file=file, plan=plan, text=typed) for argument in self.arguments)
 
 
 def _packaged(category: str, name: str) -> str:
@@ -128,7 +138,11 @@ def _of_programs() -> dict[str, Door]:
     """What other programs, and the tools of machines, write and print, as `import auto` reads it."""
     job, many = ("import", "auto", "{file}", "--gpus", "8"), ("import", "auto", "{file}", "--gpus", "64")
     machine, folder = ("import", "auto", "{file}"), {"small.yaml": PRIMUS_MODEL, "base.yaml": PRIMUS_BASE}
+    run, arguments = {"run.json": json.dumps(TRAINING_ARGUMENTS)}, ("import", "auto", "run.json", "--gpus", "8")
+    with_deepspeed = {"run.json": json.dumps({**TRAINING_ARGUMENTS, "deepspeed": "ds.json"})}
     return {
+        "deepspeed": Door("ds.json", json.dumps(DEEPSPEED), arguments, form="json", beside=with_deepspeed),
+        "accelerate": Door("accelerate.yaml", yaml.safe_dump(ACCELERATE), arguments, form="yaml", beside=run),
         "argument-table": Door("train.log", table({}), job),
         "bridge": Door("bridge.log", yaml.safe_dump(PRINTED), many),
         "bridge-yaml": Door("bridge.yaml", yaml.safe_dump(PRINTED), many, form="yaml"),
@@ -167,6 +181,8 @@ def all_doors() -> Mapping[str, Door]:
     }
     return {
         "scenario": Door("plan.yaml", plan_yaml, check, form="yaml"),
+        "override": Door("set.txt", "training.microbatch=2", (*beside, "--set", "{text}")),
+        "co-scheduled": Door("other.yaml", plan_yaml, beside, {"degradations": {"jobs": ["{file}"]}}, form="yaml"),
         "scenario-json": Door("plan.json", json.dumps(PLAN), check, form="json"),
         "example": Door("big.yaml", EXAMPLE.read_text(), check, form="yaml"),
         "cluster": Door(

@@ -89,6 +89,9 @@ def test_a_sample_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytes
         ("script", 27),
         ("framework", 10016),
         ("nvidia-smi", 10087),
+        ("accelerate", 13),
+        ("axolotl", 30002),
+        ("llama-factory", 30010),
     ],
 )
 def test_hostile_files_that_once_went_wrong(

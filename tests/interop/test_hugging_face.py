@@ -376,3 +376,9 @@ def test_fp8_is_the_recipe_of_the_program() -> None:
 
 def test_axolotl_s_sequences_are_512_tokens_by_default() -> None:
     assert _import({**AXOLOTL, "sequence_len": None}).mapping["training"]["sequence"] == 512
+
+
+@pytest.mark.parametrize("section", ["fsdp.json", 2, ["full_shard"]])
+def test_an_fsdp_section_that_is_no_mapping_is_refused(section: object) -> None:
+    with pytest.raises(InputError, match=r"fsdp_config: .* is no mapping; write what it holds"):
+        _import({**ARGUMENTS, "fsdp": "full_shard", "fsdp_config": section})
