@@ -278,13 +278,14 @@ def explore(
     file: ScenarioFile,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="HTML page to write.")],
     overrides: Overrides = None,
+    workers: Workers = None,
     _code: AllowCode = False,
     _limit: Limit = None,
 ) -> None:
     """Write an interactive HTML page: memory, placement, pipeline bubbles and scaling by layout and size."""
     from clustersim.cli.explore import explore_scenario
 
-    explore_scenario(file, overrides or [], html)
+    explore_scenario(file, overrides or [], html, workers)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What does `clustersim explore` do? Simulate a few dozen variants of a scenario and write an interactive page."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,16 +9,16 @@ from clustersim.cli.progress import count_progress
 from clustersim.scenario import Scenario
 
 
-def explore_scenario(file: Path, overrides: Sequence[str], html: str) -> None:
-    """Write the explorer page of a scenario."""
+def explore_scenario(file: Path, overrides: Sequence[str], html: str, workers: int | None) -> None:
+    """Write the explorer page of a scenario. workers: None for one per core."""
     scenario = Scenario.load(file, overrides)
     Outputs(html=html).check_writable((file, *scenario.files))
     from clustersim.common.files import write_text_atomically
     from clustersim.planning.explorer.explorer_data import build_exploration
-    from clustersim.planning.explorer.scaling_studies import step_count
+    from clustersim.planning.explorer.scaling_studies import step_tasks
     from clustersim.report.explorer_page import explorer_page
 
-    with count_progress("simulating variants", step_count(scenario)) as report_done:
-        exploration = build_exploration(scenario, report_done)
+    with count_progress("simulating variants", len(step_tasks(scenario))) as report_done:
+        exploration = build_exploration(scenario, report_done, workers=workers or os.cpu_count() or 1)
     write_text_atomically(html, explorer_page(exploration))
     announce_file(html)

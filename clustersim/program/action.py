@@ -64,4 +64,5 @@ def flatten_entry(entry: ScheduleEntry) -> tuple[Action, ...]:
 
 def flatten_entries(entries: Iterable[ScheduleEntry]) -> tuple[Action, ...]:
     """All actions of schedule entries in order; an overlapped pair gives its forward, then its backward."""
-    return tuple(chain.from_iterable(map(flatten_entry, entries)))
+    entries = tuple(entries)
+    return entries if set(map(type, entries)) <= {Action} else tuple(chain.from_iterable(map(flatten_entry, entries)))

@@ -40,13 +40,14 @@ _Output = tuple[int, bool, int]
 
 @dataclass(frozen=True, slots=True)
 class OrderCosts:
-    """Costs of an order. entry: of an action or overlapped pair; message: until an action's output is at another stage.
+    """Costs of an order.
 
+    entry: of an action or overlapped pair; message: until an action's output is at another stage, None: no time.
     sender_waits: a rank goes on once its messages have arrived.
     """
 
     entry: Callable[[ScheduleEntry], float]
-    message: Callable[[Action], float] = lambda _: 0.0
+    message: Callable[[Action], float] | None = None
     sender_waits: bool = False
 
 
@@ -216,7 +217,7 @@ def _simulate_order(order: PipelineOrder, costs: OrderCosts, *, pairs_sends: boo
 
 def _last_stage(order: PipelineOrder) -> int:
     """Index of the last stage."""
-    return max((action.stage for entries in order for action in flatten_entries(entries)), default=0)
+    return max((stage for entries in order for stage, _, _ in flatten_entries(entries)), default=0)
 
 
 @dataclass(slots=True)
@@ -238,29 +239,39 @@ class _DryRunState:
         """Run a rank's entries up to the first that must wait; return the ranks that this woke."""
         ends, woken = self.end_times[rank], list[int]()
         now = ends[-1] if ends else 0.0
+        output_times, waiting_ranks, last_stage, costs = (
+            self.output_times,
+            self.waiting_ranks,
+            self.last_stage,
+            self.costs,
+        )
         for index in range(len(ends), len(entries)):
             entry = entries[index]
-            for action in (entry,) if isinstance(entry, Action) else entry:
-                awaited = _awaited_output(action, self.last_stage)
+            actions = flatten_entry(entry)
+            for action in actions:
+                awaited = _awaited_output(action, last_stage)
                 if awaited is None:
                     continue
-                available = self.output_times.get(awaited)
+                available = output_times.get(awaited)
                 if available is None:
-                    self.waiting_ranks[awaited] = rank
+                    waiting_ranks[awaited] = rank
                     return woken
                 now = max(now, available)
-            sent = now = now + self.costs.entry(entry)
-            for done_action in self._sent_with(entries, index):
-                message = self.costs.message(done_action)
-                woken += self._publish_output(done_action, sent + message)
-                now += message if self.costs.sender_waits else 0.0
+            sent = now = now + costs.entry(entry)
+            for done_action in self._sent_with(entries, index) if self.pairs_sends else actions:
+                message = 0.0 if costs.message is None else costs.message(done_action)
+                now += message if costs.sender_waits else 0.0
+                stage, kind, microbatch = done_action
+                if kind is not WEIGHT:
+                    output = stage, kind is F, microbatch
+                    output_times[output] = sent + message
+                    if output in waiting_ranks:
+                        woken.append(waiting_ranks.pop(output))
             ends.append(now)
         return woken
 
     def _sent_with(self, entries: Sequence[ScheduleEntry], index: int) -> Sequence[Action]:
-        """The actions whose outputs are sent once an entry has run."""
-        if not self.pairs_sends:
-            return flatten_entry(entries[index])
+        """The actions whose outputs are sent once an entry has run, where sends are paired."""
         if self._delays_send(entries[index : index + 2]):
             return ()
         is_delayed = self._delays_send(entries[max(0, index - 1) : index + 1])
@@ -269,13 +280,6 @@ class _DryRunState:
     def _delays_send(self, entry_pair: Sequence[ScheduleEntry]) -> bool:
         """Whether the output of the first of two entries is sent with that of the second."""
         return [entry.kind for entry in entry_pair if isinstance(entry, Action)] == [F, B]
-
-    def _publish_output(self, action: Action, arrival: float) -> list[int]:
-        if action.kind is WEIGHT:
-            return []
-        output = action.stage, action.kind is F, action.microbatch
-        self.output_times[output] = arrival
-        return [self.waiting_ranks.pop(output)] if output in self.waiting_ranks else []
 
 
 def _awaited_output(action: Action, last_stage: int) -> _Output | None:

@@ -11,7 +11,7 @@ from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.planning.explorer.explorer_data import build_exploration, build_exploration_tables
 from clustersim.planning.explorer.omissions import describe_omissions, drawn_scenario, without_mtp_layers
-from clustersim.planning.explorer.scaling_studies import step_count
+from clustersim.planning.explorer.scaling_studies import step_tasks
 from clustersim.results.explorer_tables import ExplorerData, ScalingStudy
 from clustersim.results.memory_check import check, memory_timelines
 from tests.planning.explorer_scenarios import MOE_SCENARIOS, few_choices
@@ -46,7 +46,7 @@ def study(name: str) -> ScalingStudy:
 
 
 def test_progress_is_reported_once_per_simulated_step() -> None:
-    assert explored_with_progress()[1] == tuple(range(1, step_count(scenario()) + 1))
+    assert explored_with_progress()[1] == tuple(range(1, len(step_tasks(scenario())) + 1))
 
 
 def test_the_scenario_is_in_every_study_as_it_is_simulated() -> None:

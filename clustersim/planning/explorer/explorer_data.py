@@ -3,18 +3,20 @@
 The tables are filled by calling the package on scenarios with some settings changed
 (`settings.ExplorerSpace`): legality (`legality`), schedules, memory and communication volumes
 (`column_sizes`, `stage_counts`, `zero_memory`), stages and process groups. Step times are simulated in
-advance (`scaling_studies`). Whatever the page cannot vary is as in the scenario: attention, loss,
+advance (`scaling_studies`), on worker processes. Whatever the page cannot vary is as in the scenario: attention, loss,
 optimizer, framework, cluster.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
+from clustersim.common.processes import TASKS_PER_WORKER, iterate_completed, worker_pool
 from clustersim.hardware.clos_fabric import ClosFabric
 from clustersim.hardware.clos_spec import even_domain_gpus
 from clustersim.hardware.cluster import Cluster
@@ -34,7 +36,7 @@ from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
 from clustersim.planning.explorer.legality import legality_tables
 from clustersim.planning.explorer.omissions import describe_omissions, drawn_scenario
-from clustersim.planning.explorer.scaling_studies import simulate_studies
+from clustersim.planning.explorer.scaling_studies import StepVariant, assemble_studies, step_tasks
 from clustersim.planning.explorer.schedule_tables import build_schedule_tables
 from clustersim.planning.explorer.settings import (
     EXPLORED_SCHEDULES,
@@ -56,7 +58,13 @@ from clustersim.planning.explorer.zero_memory import (
     workspace_bytes,
     zero_table,
 )
-from clustersim.results.explorer_tables import ExplorerCluster, ExplorerData, ExplorerTables, ModelDescription
+from clustersim.results.explorer_tables import (
+    ExplorerCluster,
+    ExplorerData,
+    ExplorerTables,
+    ModelDescription,
+    ScalingPoint,
+)
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.expert_parallel import with_expert_load
 from clustersim.scenario.changes.precision import default_recipe_name
@@ -80,9 +88,27 @@ _MIXED_RECIPES: Final = (
 )
 
 
-def build_exploration(scenario: Scenario, report_progress: Callable[[int], None] = lambda _done: None) -> ExplorerData:
-    """All data of the explorer page; report_progress gets the number of simulated steps, out of `step_count`."""
-    return replace(build_exploration_tables(scenario), studies=simulate_studies(scenario, report_progress))
+def build_exploration(
+    scenario: Scenario, report_progress: Callable[[int], None] = lambda _done: None, *, workers: int = 1
+) -> ExplorerData:
+    """All data of the explorer page.
+
+    report_progress: gets the number of simulated steps, out of as many as `step_tasks`; workers: processes.
+    """
+    tasks: dict[StepVariant | None, Callable[[], ExplorerData | ScalingPoint]] = {}
+    tasks[None] = partial(build_exploration_tables, scenario)  # first, as it takes longest
+    tasks.update(step_tasks(scenario).items())
+    points: dict[StepVariant, ScalingPoint] = {}
+    explorations: list[ExplorerData] = []
+    next_task = partial(next, iter(tasks.items()), None)
+    with worker_pool(workers) as pool:
+        for variant, result in iterate_completed(pool, 1 if workers == 1 else TASKS_PER_WORKER * workers, next_task):
+            if isinstance(result, ExplorerData):
+                explorations.append(result)
+            elif variant is not None:
+                points[variant] = result
+                report_progress(len(points))
+    return replace(explorations[0], studies=assemble_studies(scenario, points))
 
 
 def build_exploration_tables(scenario: Scenario) -> ExplorerData:

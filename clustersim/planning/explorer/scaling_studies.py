@@ -4,8 +4,9 @@ Weak scaling keeps the batch per replica, strong scaling the global batch; both 
 ZeRO stages are compared on the scenario's own GPUs and batch. All on a healthy cluster, one step each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log2
 from typing import Final
 
@@ -27,7 +28,7 @@ _ZERO_STRATEGIES: Final = ("ddp", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, slots=True)
-class _StepVariant:
+class StepVariant:
     """A step to simulate. None: as in the scenario."""
 
     gpus: int
@@ -48,28 +49,27 @@ class _StudyPlan:
     name: str
     title: str
     description: str
-    variants: tuple[tuple[str, _StepVariant], ...]
+    variants: tuple[tuple[str, StepVariant], ...]
 
 
-def step_count(scenario: Scenario) -> int:
-    """The number of steps that `simulate_studies` simulates."""
-    return len({variant for study in _plan_studies(scenario) for _, variant in study.variants})
+def step_tasks(scenario: Scenario) -> dict[StepVariant, Callable[[], ScalingPoint]]:
+    """What simulates each step of the studies."""
+    variants = (variant for study in _plan_studies(scenario) for _, variant in study.variants)
+    return {variant: partial(_simulate_point, scenario, variant) for variant in variants}
 
 
-def simulate_studies(scenario: Scenario, report_progress: Callable[[int], None]) -> tuple[ScalingStudy, ...]:
-    """All studies of a scenario; report_progress gets the number of steps simulated so far."""
-    point_cache: dict[_StepVariant, ScalingPoint] = {}
+def assemble_studies(scenario: Scenario, points: Mapping[StepVariant, ScalingPoint]) -> tuple[ScalingStudy, ...]:
+    """All studies of a scenario from their simulated steps."""
     baseline = _baseline(scenario)
-
-    def cached_point(label: str, variant: _StepVariant) -> ScalingPoint:
-        if variant not in point_cache:
-            point_cache[variant] = _simulate_point(scenario, variant)
-            report_progress(len(point_cache))
-        return replace(point_cache[variant], label=label, is_baseline=variant == baseline)
-
     return tuple(
         ScalingStudy(
-            study.name, study.title, study.description, tuple(cached_point(*variant) for variant in study.variants)
+            study.name,
+            study.title,
+            study.description,
+            tuple(
+                replace(points[variant], label=label, is_baseline=variant == baseline)
+                for label, variant in study.variants
+            ),
         )
         for study in _plan_studies(scenario)
     )
@@ -119,17 +119,17 @@ def _plan_studies(scenario: Scenario) -> Iterator[_StudyPlan]:
         )
 
 
-def _baseline(scenario: Scenario) -> _StepVariant:
+def _baseline(scenario: Scenario) -> StepVariant:
     layout = scenario.layout.as_configured
     sizes = layout.tp, layout.pp, layout.dp, scenario.training.global_batch, layout.encoder_dp
-    return _StepVariant(scenario.cluster.gpu_count, *sizes)
+    return StepVariant(scenario.cluster.gpu_count, *sizes)
 
 
-def _layout_label(variant: _StepVariant) -> str:
+def _layout_label(variant: StepVariant) -> str:
     return f"tp {variant.tp} pp {variant.pp} dp {variant.dp}"
 
 
-def _scaled_variants(baseline: _StepVariant) -> Iterator[_StepVariant]:
+def _scaled_variants(baseline: StepVariant) -> Iterator[StepVariant]:
     """The scenario on fewer and more GPUs, where dp, batch and an encoder's own GPUs scale by the same ratio."""
     encoder_dp = baseline.encoder_dp
     for numerator, denominator in GPU_COUNT_RATIOS:
@@ -143,7 +143,7 @@ def _scaled_variants(baseline: _StepVariant) -> Iterator[_StepVariant]:
         )
 
 
-def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVariant]:
+def _nearby_layouts(scenario: Scenario, baseline: StepVariant) -> list[StepVariant]:
     """Layouts on the same GPUs that are nearest to the scenario's, in powers of two of tp and pp."""
     layout, own_stages = scenario.layout, int(baseline.encoder_dp is not None)
     replicas, stages = (baseline.gpus - layout.encoder_ranks) // layout.cp, baseline.pp - own_stages
@@ -161,7 +161,7 @@ def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVar
     return sorted(nearest, key=lambda layout: (layout.tp, layout.pp))
 
 
-def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_StepVariant]:
+def _expert_variants(scenario: Scenario, baseline: StepVariant) -> Iterator[StepVariant]:
     """Expert parallelism over 1/4, 1/2, 1, 2 and 4 times the ranks, and the other token dispatchers.
 
     DeepEP's kernels by UCCL differ over EFA alone.
@@ -178,12 +178,12 @@ def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_St
     )
 
 
-def _experts_label(scenario: Scenario, variant: _StepVariant) -> str:
+def _experts_label(scenario: Scenario, variant: StepVariant) -> str:
     layout = scenario.layout.as_configured
     return f"ep {variant.ep or layout.ep}, {(variant.dispatcher or layout.dispatcher).value}"
 
 
-def _distance(one: _StepVariant, other: _StepVariant) -> float:
+def _distance(one: StepVariant, other: StepVariant) -> float:
     return abs(log2(one.tp / other.tp)) + abs(log2(one.pp / other.pp))
 
 
@@ -194,7 +194,7 @@ def _zero_stages(scenario: Scenario) -> Iterator[tuple[str, int | None]]:
         yield name, None if strategy.zero_stage == stage and not strategy.is_single_process else stage
 
 
-def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:
+def _overrides(scenario: Scenario, variant: StepVariant) -> Iterator[str]:
     """The overrides that turn the scenario into a variant."""
     layout: Layout = scenario.layout.as_configured
     yield from _PLAIN_OVERRIDES
@@ -219,7 +219,7 @@ def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:
         yield f"layout.data={_ZERO_STRATEGIES[variant.zero]}"
 
 
-def _simulate_point(scenario: Scenario, variant: _StepVariant) -> ScalingPoint:
+def _simulate_point(scenario: Scenario, variant: StepVariant) -> ScalingPoint:
     """A simulated step, or the reason why there is none."""
     try:
         changed = scenario.with_overrides(_overrides(scenario, variant))

@@ -19,7 +19,7 @@ from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.planning.explorer.settings import ExplorerSpace, chunk_count
-from clustersim.program.action import Action, ActionKind, flatten_entries
+from clustersim.program.action import FORWARD, Action, flatten_entries
 from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario.validation_rules.consistency import MAX_PASSES, check_batch
 from clustersim.schedules.schedule import Schedule
@@ -28,7 +28,8 @@ from clustersim.schedules.validation import dry_run
 _BUBBLE_MICROBATCHES: Final = tuple(2**power for power in range(11))
 """Microbatch counts at which the page draws the bubble."""
 _STEADY_PER_RANK: Final = 3  # microbatches per pipeline rank from warm-up to steady state, in which none is reduced
-_FORWARD, _BACKWARD = 1.0, 2.0  # relative durations in a bubble of equal stages
+_FORWARD_TIME, _BACKWARD_TIME = 1.0, 2.0  # relative durations in a bubble of equal stages
+PeakState = tuple[int, ...]
 PeakCandidate = list[int]
 """A moment of a rank as integers.
 
@@ -46,7 +47,7 @@ class ScheduleRun:
 
     def bubble(self, passes: int) -> float:
         """Share of the step in which a rank waits, if it runs this many forwards and backwards."""
-        return 1 - passes * (_FORWARD + _BACKWARD) / self.makespan
+        return 1 - passes * (_FORWARD_TIME + _BACKWARD_TIME) / self.makespan
 
     def extrapolate(self, previous: "ScheduleRun", times: int) -> "ScheduleRun":
         """Extrapolate: add `times` times the difference from `previous`."""
@@ -122,34 +123,38 @@ def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> Schedule
     plan = Plan(load_preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
     slots = [{stage.index: slot for slot, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
     held = [_peak_candidates(flatten_entries(entries), slot) for entries, slot in zip(order, slots, strict=True)]
-    return ScheduleRun(dry_run(order, forward=_FORWARD, backward=_BACKWARD).makespan, held)
+    return ScheduleRun(dry_run(order, forward=_FORWARD_TIME, backward=_BACKWARD_TIME).makespan, held)
 
 
 def _peak_candidates(actions: Sequence[Action], slots: Mapping[int, int]) -> list[PeakCandidate]:
     """States when backwards begin, without those dominated by another backward of the same stage."""
     held, accumulating, is_reducing = [0] * len(slots), [0] * len(slots), 0
-    remaining = Counter(slots[action.stage] for action in actions if action.kind is not ActionKind.FORWARD)
-    states: set[tuple[int, ...]] = set()
-    for action in actions:
-        slot = slots[action.stage]
-        if action.kind is ActionKind.FORWARD:
+    remaining = Counter(slots[stage] for stage, kind, _ in actions if kind is not FORWARD)
+    states: dict[int, set[PeakState]] = {slot: set() for slot in sorted(slots.values())}
+    for stage, kind, _ in actions:
+        slot = slots[stage]
+        if kind is FORWARD:
             held[slot] += 1
             continue
         remaining[slot] -= 1
-        accumulating[slot], is_reducing = 1, max(is_reducing, int(remaining[slot] == 0))
-        states.add((slot, *held, *accumulating, is_reducing))
+        accumulating[slot] = 1
+        if not remaining[slot]:
+            is_reducing = 1
+        states[slot].add((slot, *held, *accumulating, is_reducing))
         held[slot] -= 1
-        accumulating[slot] = int(remaining[slot] > 0)
-    return [
-        [*state] for slot in sorted(slots.values()) for state in _pareto_states({m for m in states if m[0] == slot})
-    ]
+        if not remaining[slot]:
+            accumulating[slot] = 0
+    return [[*state] for slot_states in states.values() for state in _pareto_states(slot_states)]
 
 
-def _pareto_states(states: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _pareto_states(states: set[PeakState]) -> list[PeakState]:
     """States that can be the memory peak for some stage sizes: neither dominated nor midway between others."""
-    maximal: list[tuple[int, ...]] = []
+    maximal: list[PeakState] = []
     for state in sorted(states, key=sum, reverse=True):
-        if not any(all(map(le, state, other)) for other in maximal):
+        for other in maximal:
+            if all(map(le, state, other)):
+                break
+        else:
             maximal.append(state)
     maximal.sort()
     ends = {0, len(maximal) - 1}
@@ -160,5 +165,5 @@ def _pareto_states(states: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
     ]
 
 
-def _is_midpoint(previous: tuple[int, ...], state: tuple[int, ...], following: tuple[int, ...]) -> bool:
+def _is_midpoint(previous: PeakState, state: PeakState, following: PeakState) -> bool:
     return all(2 * b == a + c for a, b, c in zip(previous, state, following, strict=True))

@@ -12,19 +12,29 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
+from clustersim.common.cached_method import cached_by, cached_method
+from clustersim.hardware.cluster import Cluster
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import ContextRule
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.presets import load_preset
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.training import (
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOpRecompute,
+    SelectiveRecompute,
+    Training,
+)
 from clustersim.model.transformer import TransformerModel, all_projections, resize_model
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     with_shard_size,
 )
 from clustersim.parallel.layer_partition import LayerPartition, PipelineLayoutString
+from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import runs_on
@@ -105,6 +115,11 @@ A constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys, seque
 _UNSPLITTABLE_MODEL: Final = resize_model(
     load_preset("llama-tiny"), heads=1, kv_heads=1
 )  # which cannot be split by tensor parallelism
+
+
+_LAYOUT_SETTINGS: Final = (*DENSE_AXIS_NAMES, "ep", "etp", "dispatcher", "split", "zero", "model")
+_TRAINING_SETTINGS: Final = ("model", "precision", "zero", "recompute", "microbatch", "sequence", "batch")
+"""Settings that a layout (besides its number of stages) and a training run depend on."""
 
 
 @dataclass(frozen=True)
@@ -312,8 +327,22 @@ class ExplorerSpace:
     def scenario_with(self, **settings: Any) -> Scenario:
         """The scenario with some settings, and the simplest values of the others; it need not be legal."""
         completed = _complete_settings(settings)
-        model, schedule = completed["model"], self.schedule_with(settings)
-        layout = replace(
+        schedule = self.schedule_with(settings)
+        layout = self._layout_with(completed, completed["pp"] * chunk_count(schedule))
+        gpus = completed.get("gpus", layout.world_size)
+        return replace(
+            self.scenario,
+            model=self._shown_model(completed["model"]),
+            layout=layout,
+            training=self._training_with(completed),
+            cluster=self._cluster_with(gpus),
+            schedule=schedule,
+            steps=1,
+        )
+
+    @cached_by(lambda _self, completed, stages: (*map(completed.get, _LAYOUT_SETTINGS), stages))
+    def _layout_with(self, completed: Mapping[str, Any], stages: int) -> Layout:
+        return replace(
             self.scenario.layout.as_configured,
             **{axis: completed[axis] for axis in DENSE_AXIS_NAMES},
             ep=completed["ep"],
@@ -321,27 +350,27 @@ class ExplorerSpace:
             dispatcher=TokenDispatcher(completed.get("dispatcher", self.scenario.layout.dispatcher)),
             sequence_parallel=completed["split"],
             data=self.data_parallel_strategy(completed["zero"]),
-            layers_per_stage=self._layer_partition(model, completed["pp"] * chunk_count(schedule)),
+            layers_per_stage=self._layer_partition(completed["model"], stages),
         )
-        shown_model = self.models[model or 0] if self.is_only_model or model is not None else _UNSPLITTABLE_MODEL
-        training = replace(
+
+    @cached_by(lambda _self, completed: tuple(map(completed.get, _TRAINING_SETTINGS)))
+    def _training_with(self, completed: Mapping[str, Any]) -> Training:
+        return replace(
             self.scenario.training,
-            lora=self._adapters(shown_model),
+            lora=self._adapters(self._shown_model(completed["model"])),
             recipe=self.effective_recipe(completed["precision"], completed["zero"]),
             recompute=parse_recompute(completed["recompute"]),
             microbatch=completed["microbatch"],
             sequence=completed.get("sequence", self.scenario.training.sequence),
             global_batch=completed["batch"],
         )
-        return replace(
-            self.scenario,
-            model=shown_model,
-            layout=layout,
-            training=training,
-            cluster=replace(self.scenario.cluster, gpu_count=completed.get("gpus", layout.world_size)),
-            schedule=schedule,
-            steps=1,
-        )
+
+    @cached_method
+    def _cluster_with(self, gpus: int) -> Cluster:
+        return replace(self.scenario.cluster, gpu_count=gpus)
+
+    def _shown_model(self, model: int | None) -> TransformerModel:
+        return self.models[model or 0] if self.is_only_model or model is not None else _UNSPLITTABLE_MODEL
 
     def plan_with(self, **settings: Any) -> Plan:
         """The parallel plan of the scenario with some settings.
