@@ -1,18 +1,19 @@
-"""What happens to a job over weeks? A simpy process that works, checkpoints, fails, restarts and waits.
+"""What happens to a job over weeks? It works, checkpoints, fails, restarts and waits.
 
 Work is measured in seconds of the healthy job. While the job is up its work follows in closed form
 (`checkpoint_timeline`), so a run has as many events as failures. Failures while the job is down lengthen
-the outage. Nothing but the events in the queue can happen to a job besides its failures and repairs, so that it runs
-ahead of the queue's clock up to the next of them (lookahead).
+the outage. Nothing but the events in simpy's queue (detections, maintenance, the limit of its wall time) can happen to
+a job besides its failures and repairs: it runs ahead of the queue's clock up to the next of them (lookahead), has that
+one processed, and goes on.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import product
 from math import inf
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import simpy
 
@@ -31,11 +32,14 @@ from clustersim.reliability.node_pool import NodePool
 from clustersim.results.goodput import TimelineInterval, TrainingRun
 from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, RestartTimes
 
-Process = Generator[Any, Any, Any]
 NO_EFFECT: Final = "nothing"
 """An interrupt cause without effect."""
 QUEUED: Final = "queued"
 """Other events of the queue may come first."""
+LIMIT: Final = "limit"
+"""The interrupt cause that ends a run."""
+SLOW, CORRUPT, PLANNED = FailureEffect.SLOW, FailureEffect.CORRUPT, FailureEffect.PLANNED
+"""Module constants for a hot loop: CPython 3.11 looks up enum members ten times more slowly than globals."""
 
 CHECKPOINTS, LOST_WORK, DETECTION, RESTART = "checkpoints", "lost_work", "detection", "restart"
 WAITING, MAINTENANCE, DEGRADED = "waiting", "maintenance", "degraded"
@@ -113,11 +117,10 @@ class JobStop(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _DetectedFailure:
-    """A silent failure that is detected. onset: time at which it began; time: of its detection."""
+    """A silent failure that is detected. onset: time at which it began."""
 
     event: FailureEvent
     onset: Seconds
-    time: Seconds
 
 
 @dataclass(slots=True)
@@ -148,6 +151,10 @@ class _Uptime:
         return self.begin + checkpoints.wall_time_of(max(0.0, segment_work + (progress - segment_progress) / rate))
 
 
+class _WallTimeLimit(Exception):  # noqa: N818 - control flow, not an error
+    """The limit of a run's wall time is reached."""
+
+
 class JobSimulation:
     """One run. progress_marks: (time, progress) at each end of an uptime, of which some progress may then be lost.
 
@@ -174,16 +181,20 @@ class JobSimulation:
         self._can_regrow = self._is_waiting = False  # whether repairs are of interest
         self.progress_marks: list[tuple[Seconds, Seconds]] = []
         self._next_event = next(events, None)
-        self._process = self._env.process(self._alternate_up_down())
-        if self._reliability.maintenance is not None:
-            self._env.process(
-                self._schedule_maintenance(self._reliability.maintenance.period, self._reliability.maintenance.duration)
-            )
+        self._interrupts: deque[tuple[Seconds, object]] = deque()  # (time, cause) by events of the queue, not yet seen
+        if (maintenance := self._reliability.maintenance) is not None:
+            stop = JobStop("maintenance", is_planned=True, outage_seconds=maintenance.duration)
+            self._env.process(_repeat_interrupt(self._env, self._interrupts, maintenance.period, stop))
 
     def run(self, run_index: int = 0) -> TrainingRun:
         """Simulate until the work is done or the wall time limit is reached. run_index: stored in the result."""
-        self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
-        totals, finished = self._totals, not self._process.is_alive
+        self._interrupt_at(self._env.now + self._parameters.max_wall, LIMIT)
+        try:
+            self._alternate_up_down()
+            finished = True
+        except _WallTimeLimit:
+            finished = False
+        totals = self._totals
         wall = self._now if finished else self._parameters.max_wall
         if not finished:  # unfinished work is lost
             totals.losses[LOST_WORK] += wall - self._progress - sum(totals.losses.values())
@@ -228,17 +239,22 @@ class JobSimulation:
                 return self._cause_of_repair()
         return self._take_failure(event) if event is not None and event_is_next else None
 
-    def _wait_until(self, end: Seconds) -> Process:
+    def _wait_until(self, end: Seconds) -> object:
         """As `_run_ahead`, with other events of the queue, which are detections and maintenance."""
-        env = self._env
         while (cause := self._run_ahead(end)) is QUEUED:
-            try:
-                yield env.timeout(max(0.0, env.peek() - env.now))
-            except simpy.Interrupt as interrupt:
-                self._now, cause = cast("tuple[Seconds, object]", interrupt.cause)
+            self._env.step()
+            if self._interrupts:
+                self._now, cause = self._interrupts.popleft()
+                if cause is LIMIT:
+                    raise _WallTimeLimit
                 self._pool.finish_repairs(self._now)
                 return cause
         return cause
+
+    def _interrupt_at(self, time: Seconds, cause: object) -> None:
+        """Interrupt the job at a time. The event must not refer to the job, which is freed once its run is over."""
+        interrupts = self._interrupts
+        self._env.timeout(time - self._env.now).callbacks.append(lambda _: interrupts.append((time, cause)))
 
     def _take_failure(self, event: FailureEvent) -> object:
         """What the next failure does: it stops the job, is silent, or has no effect."""
@@ -247,7 +263,7 @@ class JobSimulation:
             return NO_EFFECT  # the node is absent and cannot fail
         failure = self._reliability.failures[event.failure_index]
         self._totals.failures[failure.name] += 1
-        is_silent = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
+        is_silent = failure.effect is SLOW or failure.effect is CORRUPT
         return event if is_silent else self._build_stop(failure, event)
 
     def _cause_of_repair(self) -> object:
@@ -259,27 +275,16 @@ class JobSimulation:
 
     def _build_stop(self, failure: FailureMode, event: FailureEvent, valid_until: Seconds | None = None) -> JobStop:
         nodes = self._parameters.domains.lost_nodes(failure.failure_domain, event.node)
-        is_planned = failure.effect is FailureEffect.PLANNED or failure.effect is FailureEffect.SLOW
+        is_planned = failure.effect is PLANNED or failure.effect is SLOW
         return JobStop(
             failure.name, failure.detection_time, event.draws, nodes, failure.repair_time, is_planned, valid_until
         )
 
-    def _schedule_maintenance(self, period: Seconds, duration: Seconds) -> Process:
-        while True:
-            yield self._env.timeout(period)
-            if not self._process.is_alive:
-                return
-            stop = JobStop("maintenance", is_planned=True, outage_seconds=duration)
-            self._process.interrupt((self._env.now, stop))
-
     # Up and down
 
-    def _alternate_up_down(self) -> Process:
-        while True:
-            stop = yield from self._run_until_stop()
-            if stop is None:
-                return
-            yield from self._restart_after(stop)
+    def _alternate_up_down(self) -> None:
+        while (stop := self._run_until_stop()) is not None:
+            self._restart_after(stop)
 
     def _current_rate(self) -> tuple[str, float]:
         if not self._slow_nodes and not self._pool.missing:
@@ -287,7 +292,7 @@ class JobSimulation:
         slowest = min(self._slow_nodes.values(), key=lambda slow_node: slow_node[1], default=None)
         return self._parameters.state_rate(len(self._pool.missing), None if slowest is None else slowest[0])
 
-    def _run_until_stop(self) -> Process:
+    def _run_until_stop(self) -> JobStop | None:
         """Work until all is done (returns None), or something stops the job."""
         checkpoints = self._parameters.checkpoint_timeline
         state, rate = self._current_rate()
@@ -300,11 +305,11 @@ class JobSimulation:
             end = uptime.begin + checkpoints.wall_time_of(segment_work + (self._parameters.work - progress) / rate)
             cause = self._run_ahead(end)
             if cause is QUEUED:
-                cause = yield from self._wait_until(end)
+                cause = self._wait_until(end)
             stop = None if cause is None else self._handle_while_up(cause)
             if stop is not None or cause is None:
                 self._add_state_time(state, state_begin)
-                return (yield from self._end_uptime(uptime, stop))
+                return self._end_uptime(uptime, stop)
             new_state, new_rate = self._current_rate()
             if (new_state, new_rate) != (state, rate):
                 self._add_state_time(state, state_begin)
@@ -328,23 +333,18 @@ class JobSimulation:
         if failure.slowdown is not None:
             self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
         detection = self._now + failure.discovery_time.at_z_score(event.draws[1])
-        self._env.process(self._detect(_DetectedFailure(event, self._now, detection)))
-
-    def _detect(self, detected: _DetectedFailure) -> Process:
-        yield self._env.timeout(detected.time - self._env.now)
-        if self._process.is_alive:
-            self._process.interrupt((detected.time, detected))
+        self._interrupt_at(detection, _DetectedFailure(event, self._now))
 
     def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
         """A slow node is replaced, or tolerated; corrupt results are rolled back."""
         failure, node = self._reliability.failures[detected.event.failure_index], detected.event.node
-        if failure.effect is FailureEffect.CORRUPT:
+        if failure.effect is CORRUPT:
             return self._build_stop(failure, detected.event, valid_until=detected.onset)
         if self._slow_nodes.pop(node, None) is None or not self._reliability.replaces_slow_nodes:
             return None
         return self._build_stop(failure, detected.event)
 
-    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
+    def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> JobStop | None:
         """End an uptime: account for its work and what of it is safe; a planned stop writes a checkpoint first."""
         checkpoints, totals = self._parameters.checkpoint_timeline, self._totals
         self._can_regrow = False
@@ -361,7 +361,7 @@ class JobSimulation:
             uptime.progress_at(stored_index * checkpoints.interval) if stored_index else uptime.stored_progress
         )
         if stop is None or stop.is_planned:
-            next_stop = yield from self._final_checkpoint(progress, stop)
+            next_stop = self._final_checkpoint(progress, stop)
             if next_stop is None:
                 return stop
             stop = next_stop
@@ -393,10 +393,10 @@ class JobSimulation:
         _, segment_work, progress, rate = uptime.segments[-1]
         return segment_work + (self._parameters.work - progress) / rate
 
-    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
+    def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> JobStop | None:
         """Write a checkpoint before a planned stop; a failure meanwhile is returned, and nothing is saved."""
         begin = self._now
-        next_stop = yield from self._spend_phases(
+        next_stop = self._spend_phases(
             [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
         )
         self._totals.uptime += self._now - begin
@@ -430,7 +430,7 @@ class JobSimulation:
             self._uptimes.pop()
         return 0.0
 
-    def _restart_after(self, stop: JobStop) -> Process:
+    def _restart_after(self, stop: JobStop) -> None:
         """From a stop to the next restart, including further failures on the way."""
         next_stop: JobStop | None = stop
         while next_stop is not None:
@@ -441,14 +441,14 @@ class JobSimulation:
                 phases.append((MAINTENANCE, stop.outage_seconds))
             is_complete = self._pool.fill_missing(self._now)
             if not is_complete:
-                next_stop = yield from self._spend_phases(phases, stop.cause)
+                next_stop = self._spend_phases(phases, stop.cause)
                 if next_stop is None:
                     self._pool.fill_missing(self._now)
-                    next_stop = yield from self._wait_for_nodes(stop)
+                    next_stop = self._wait_for_nodes(stop)
                 phases = []
             if next_stop is None:
                 phases.append((RESTART, self._restart_seconds(stop, had_spares=is_complete)))
-                next_stop = yield from self._spend_phases(phases, stop.cause)
+                next_stop = self._spend_phases(phases, stop.cause)
 
     def _remove_nodes(self, stop: JobStop) -> None:
         """Nodes leave for repair; slowdowns on them end."""
@@ -459,11 +459,11 @@ class JobSimulation:
                 repair_seconds = 0.0 if repair_time is None else repair_time.at_z_score(stop.draws[2 + index % 2])
                 self._pool.remove_node(node, self._now, repair_seconds)
 
-    def _wait_for_nodes(self, stop: JobStop) -> Process:
+    def _wait_for_nodes(self, stop: JobStop) -> JobStop | None:
         """Wait until the job can run with the available nodes: all of them, or enough for an elastic job."""
         while self._pool.missing and not self._can_shrink():
             begin, self._is_waiting = self._now, True
-            cause = yield from self._wait_until(inf)
+            cause = self._wait_until(inf)
             self._is_waiting = False
             self._add_loss(WAITING, begin, self._now - begin, stop.cause)
             next_stop = self._handle_while_down(cause)
@@ -486,7 +486,7 @@ class JobSimulation:
             seconds += duration.at_z_score(stop.draws[draw_index])
         return seconds
 
-    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
+    def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> JobStop | None:
         """Let the phases pass one after another; return a stop that interrupts them, else None."""
         next_stop, begin, total = None, self._now, 0.0
         for _, seconds in phases:
@@ -494,7 +494,7 @@ class JobSimulation:
         while next_stop is None:
             event_cause = self._run_ahead(begin + total)
             if event_cause is QUEUED:
-                event_cause = yield from self._wait_until(begin + total)
+                event_cause = self._wait_until(begin + total)
             if event_cause is None:
                 break
             next_stop = self._handle_while_down(event_cause)
@@ -511,7 +511,7 @@ class JobSimulation:
         """The effect of an event on a job that is down: without steps nothing is slow or corrupt."""
         if isinstance(cause, _DetectedFailure):
             failure = self._reliability.failures[cause.event.failure_index]
-            if failure.effect is FailureEffect.CORRUPT:
+            if failure.effect is CORRUPT:
                 valid_progress = self._stored_before(cause.onset)
                 if valid_progress < self._progress:
                     self._totals.losses[LOST_WORK] += self._progress - valid_progress
@@ -538,6 +538,15 @@ class JobSimulation:
         self._totals.states[state] = self._totals.states.get(state, 0.0) + seconds
         if self._timeline is not None and seconds > 0.0:
             self._timeline.append(TimelineInterval(begin, self._now, state))
+
+
+def _repeat_interrupt(
+    env: simpy.Environment, interrupts: deque[tuple[Seconds, object]], period: Seconds, cause: object
+) -> Generator[simpy.Event, None, None]:
+    """Interrupt a job again and again."""
+    while True:
+        yield env.timeout(period)
+        interrupts.append((env.now, cause))
 
 
 RestartPhases = tuple[Seconds, list[tuple[int, DurationDistribution]]]
