@@ -61,7 +61,7 @@ class ContentionDelays:
 class Trace:
     """Events in columns of one length n; representative: [ranks].
 
-    Integers that the vectorized engine writes are 32 bits wide, streams 8: do arithmetic with others.
+    Integers that the vectorized engine writes are as narrow as their values: do arithmetic with others.
     """
 
     rank: IndexArray

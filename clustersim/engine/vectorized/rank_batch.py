@@ -152,7 +152,9 @@ class RankBatch:
         run = evaluate_segment(times.ready, durations) if summary is None else summary.evaluate(times.ready)
         if overlaps := overlapping_intervals(run, times.ready, self._overlap_intervals(task_id)):
             run = evaluate_segment(times.ready, durations, overlaps)
-        self.events.waited[task_id], self.events.slowed[task_id] = run.waited, run.slowed
+        for column, seconds in ((self.events.waited, run.waited), (self.events.slowed, run.slowed)):
+            if seconds.any():  # zeros that are never written take no memory
+                column[task_id] = seconds
         if durations.has_sync:
             self.events.blocking_event[task_id] = self.events.event_indices(task_id)[
                 blocking_ranks(durations, run.waited)

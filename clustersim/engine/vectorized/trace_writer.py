@@ -84,7 +84,8 @@ class TraceWriter:
     def build_trace(self, program: Program, representative: IntArray) -> Trace:
         """The trace of all batches."""
         event_count = self.times.shape[1]
-        rank, task = np.empty((2, event_count), dtype=_index_type(event_count))
+        task_count = max(len(rank_program.tasks) for rank_program in program.programs)
+        rank, task = np.empty((2, event_count), dtype=_index_type(max(program.world_size, task_count)))
         stream = np.empty(event_count, dtype=np.int8)
         for batch in self.batches:
             batch.own_part(rank)[:] = batch.ranks
@@ -111,8 +112,8 @@ class TraceWriter:
 
 
 def _index_type(count: int) -> type[np.signedinteger[Any]]:
-    """The type of indices of so many events; ranks and tasks are far below 2³¹."""
-    return np.int32 if count < 2**31 else np.int64
+    """The narrowest type of indices of so many events, ranks or tasks."""
+    return next(kind for kind in (np.int16, np.int32, np.int64) if count <= np.iinfo(kind).max)
 
 
 def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IndexArray) -> BatchEvents:
