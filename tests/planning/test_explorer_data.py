@@ -8,10 +8,11 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
+from clustersim.common.processes import worker_pool
 from clustersim.common.units import format_bytes
 from clustersim.planning.explorer.explorer_data import build_exploration, build_exploration_tables
 from clustersim.planning.explorer.omissions import describe_omissions, drawn_scenario, without_mtp_layers
-from clustersim.planning.explorer.scaling_studies import step_tasks
+from clustersim.planning.explorer.scaling_studies import assemble_studies, step_tasks
 from clustersim.results.explorer_tables import ExplorerData, ScalingStudy
 from clustersim.results.memory_check import check, memory_timelines
 from tests.planning.explorer_scenarios import MOE_SCENARIOS, few_choices
@@ -47,6 +48,15 @@ def study(name: str) -> ScalingStudy:
 
 def test_progress_is_reported_once_per_simulated_step() -> None:
     assert explored_with_progress()[1] == tuple(range(1, len(step_tasks(scenario())) + 1))
+
+
+@pytest.mark.slow
+def test_steps_are_the_same_on_worker_processes() -> None:
+    tasks = step_tasks(scenario())
+    with worker_pool(2) as pool:
+        simulated = {variant: pool.submit(task) for variant, task in tasks.items()}
+        points = {variant: future.result() for variant, future in simulated.items()}
+    assert assemble_studies(scenario(), points) == explored_with_progress()[0].studies
 
 
 def test_the_scenario_is_in_every_study_as_it_is_simulated() -> None:
