@@ -15,6 +15,7 @@ communication in a breakdown and its colour on pages follow from the entry.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -268,7 +269,7 @@ class Mesh:
     @property
     def size(self) -> int:
         """Number of ranks of the mesh."""
-        return int(np.prod([*self.degrees.values()], dtype=np.int64))
+        return prod(self.degrees.values())
 
     @property
     def axis_strides(self) -> dict[str, tuple[int, int]]:
