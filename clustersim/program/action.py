@@ -8,7 +8,7 @@ different microbatches may overlap on one rank: an `OverlappedPair`, torch's `(0
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from clustersim.common.enums import IdentityEnum
 
@@ -65,4 +65,6 @@ def flatten_entry(entry: ScheduleEntry) -> tuple[Action, ...]:
 def flatten_entries(entries: Iterable[ScheduleEntry]) -> tuple[Action, ...]:
     """All actions of schedule entries in order; an overlapped pair gives its forward, then its backward."""
     entries = tuple(entries)
-    return entries if set(map(type, entries)) <= {Action} else tuple(chain.from_iterable(map(flatten_entry, entries)))
+    if OverlappedPair not in set(map(type, entries)):
+        return cast("tuple[Action, ...]", entries)
+    return tuple(chain.from_iterable(map(flatten_entry, entries)))

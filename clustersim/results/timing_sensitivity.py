@@ -7,11 +7,11 @@ moves it by up to a percent. The physics has this property, not the arithmetic: 
 chaotic step has no exact time; a few perturbed runs say by how much it spreads, differences below that mean nothing,
 and the prediction interval is wider by it.
 
-No order of equal instants would give it one. Of a step of 128 ranks with and without coalescing (0.13 % apart) the first
-difference is the last bit of a single sum of durations, which differs by where it begins. From one end of a span to the
-next it grows at most fourfold, so that no tie is broken differently: for two thirds of the step all ends come in one
-order, and where two first change places they are 3e-7 of the time apart. Runs are equal only where they add the same
-durations in one order (`tests/laws/test_joint_runs.py`).
+No order of equal instants would give it one. Of a step of 128 ranks with and without coalescing (0.13 % apart) the
+first difference is the last bit of a single sum of durations, which differs by where it begins. From one end of a span
+to the next it grows at most fourfold, so that no tie is broken differently: for two thirds of the step all ends come in
+one order, and where two first change places they are 3e-7 of the time apart. Runs are equal only where they add the
+same durations in one order (`tests/laws/test_joint_runs.py`).
 
 Assumption: the spread of `RUN_COUNT` runs stands for that of all. Where fewer than `MIN_DELAYED_OPERATIONS` operations
 were delayed by shared links nothing is run again: of the packaged examples the most sensitive one (DeepSeek-V3, 521

@@ -27,7 +27,9 @@ def test_explore_writes_and_names_the_page(clustersim: ExploreRunner, plan: Path
 
 
 def test_explore_applies_overrides(clustersim: ExploreRunner, plan: Path, tmp_path: Path) -> None:
-    done = clustersim("explore", plan, "--workers", "1", "--html", "page.html", "--set", "cluster.gpus=1", "--set", "layout={}")
+    done = clustersim(
+        "explore", plan, "--workers", "1", "--html", "page.html", "--set", "cluster.gpus=1", "--set", "layout={}"
+    )
     assert done.returncode == 0
     assert 'data-key="gpus" data-values="[1, 2, 4' in (tmp_path / "page.html").read_text()
 
