@@ -121,7 +121,7 @@ def test_manual_scenario_and_snippets_are_valid() -> None:
 
     full_scenario, *snippets = manual_scenarios()
     job_snippets = [snippet for snippet in snippets if "jobs" in snippet.get("degradations", {})]
-    assert (len(snippets), len(job_snippets)) == (8, 1)
+    assert (len(snippets), len(job_snippets)) == (9, 1)
     assert full_scenario.keys() == ScenarioConfig.key_types().keys()
     for snippet in ({}, *(snippet for snippet in snippets if snippet not in job_snippets)):
         assert (
