@@ -43,7 +43,8 @@ FAMILIES: Final = {
                 "fms-fsdp",
                 "ideal",
             ),
-            *("internevo", "litgpt", "nanotron", "olmo-core", "pytorch", "torchtitan", "torchtune", "transformers"),
+            *("internevo", "litgpt", "nanotron", "olmo-core", "open-lm", "pytorch", "tinyllama", "torchtitan"),
+            *("torchtune", "transformers"),
         }
     ),
 }

@@ -38,7 +38,7 @@ OPTIONS = {
         "--limit",
         "--help",
     ],
-    "explore": ["FILE", "--html", "--set", "--allow-code", "--limit", "--help"],
+    "explore": ["FILE", "--html", "--set", "--workers", "--allow-code", "--limit", "--help"],
     "search": [
         "FILE",
         "--set",

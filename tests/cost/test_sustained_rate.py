@@ -272,13 +272,13 @@ def _is_cudnn(case: ValidationCase, gpu: str, direction: str) -> bool:
 
 
 def test_attention_runs_at_its_own_rate_and_no_library_below_it() -> None:
-    """0.93 where matmuls sustain 0.75; a library that draws less power is not slowed at all; matmuls are as before."""
+    """0.93 where matmuls sustain 0.73; a library that draws less power is not slowed at all; matmuls are as before."""
     b200, kernel = (
         load_accelerator("b200-sxm-180gb"),
         attention_kernel(AttentionShape(1, 32768, 32768, 32, 32, 128, causal=True)),
     )
     factor = b200.derating.attention_speedup
-    assert factor == pytest.approx(0.93 / 0.75)
+    assert factor == pytest.approx(0.93 / 0.73)
     for library, rate in ((AttentionBackend.FLASH, 0.93), (AttentionBackend.FLASH2, 1.0)):
         isolated, step = (
             Roofline(b200, matmul_rate, attention=library, attention_factor=factor).time_kernel(kernel).seconds

@@ -36,7 +36,7 @@ def h100() -> float:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["cluster.name=mi300x"], "accelerator mi300x"),
+        (["cluster.name=mi355x"], "accelerator mi355x"),
         (["cluster.name=gb300-nvl72"], "accelerator gb300"),
         (["layout.tp=64", "layout.dp=1", "model=llama3-405b"], "tp 64"),
         (["training.sequence=8388608"], "tokens 8,388,608"),
@@ -52,7 +52,7 @@ def test_unmeasured_setups_have_wider_intervals_with_a_reason(h100: float, overr
 
 
 def test_an_unmeasured_accelerator_is_wider_than_a_sibling() -> None:
-    assert interval_ratio(simulate_step("cluster.name=mi300x")) > interval_ratio(simulate_step("cluster.name=hgx-h200"))
+    assert interval_ratio(simulate_step("cluster.name=mi355x")) > interval_ratio(simulate_step("cluster.name=hgx-h200"))
 
 
 def test_the_interval_widens_with_extrapolation() -> None:
