@@ -68,10 +68,14 @@ def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> Stage
     if not kernels:
         return stage_pass
     group = builder.plan.tensor_group(stage.index)
-    broadcast_bytes = () if group is None else batch_transfer.broadcast_sizes(training)
-    broadcasts = [
-        CommOp("broadcast batch", CollectiveType.BROADCAST, group.name, size) for size in broadcast_bytes if group
-    ]
+    broadcasts = (
+        []
+        if group is None
+        else [
+            CommOp("broadcast batch", CollectiveType.BROADCAST, group.name, size)
+            for size in batch_transfer.broadcast_sizes(training)
+        ]
+    )
     bodies: list[CommOp | Kernel] = [*broadcasts, *kernels]
     operations = [Operation(body, WorkType.FORWARD) for body in bodies]
     task = builder.add_standalone("batch", operations, stage_pass.depends_on)

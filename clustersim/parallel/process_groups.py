@@ -113,8 +113,7 @@ def _encoder_groups(layout: Layout, *, outward: bool) -> IntArray:
     """
     if not layout.encoder_ranks:
         return np.zeros((0, 2), dtype=np.int64)
-    tp, cells, slots = layout.encoder_tp or layout.tp, layout.encoder_cells, layout.tp * layout.cp
-    shards, stage = math.gcd(tp, slots), layout.rank_coordinates(PIPELINE)
+    cells, (tp, slots, shards), stage = layout.encoder_cells, _encoder_shards(layout), layout.rank_coordinates(PIPELINE)
     by_place = np.lexsort([layout.rank_coordinates(axis) for axis in (TENSOR, CONTEXT, DATA)])
     sides = [
         ranks.reshape(cells, -1, shards, size // shards).swapaxes(1, 2).reshape(cells * shards, -1)
@@ -125,6 +124,12 @@ def _encoder_groups(layout: Layout, *, outward: bool) -> IntArray:
 
 def encoder_group_sizes(layout: Layout) -> tuple[int, int]:
     """Ranks of an encoder, and ranks of the model, in each group that hands over between them."""
-    tp, slots = layout.encoder_tp or layout.tp, layout.tp * layout.cp
-    groups = layout.encoder_cells * math.gcd(tp, slots)
+    _, slots, shards = _encoder_shards(layout)
+    groups = layout.encoder_cells * shards
     return layout.encoder_ranks // groups, layout.dp * slots // groups
+
+
+def _encoder_shards(layout: Layout) -> tuple[int, int, int]:
+    """Ranks of a replica of the encoder, and of the model's first stage; sets of them that exchange among themselves."""
+    tp, slots = layout.encoder_tp or layout.tp, layout.tp * layout.cp
+    return tp, slots, math.gcd(tp, slots)
