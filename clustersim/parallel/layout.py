@@ -115,7 +115,7 @@ class Layout(FieldPickling):
     @property
     def encoder_ranks(self) -> int:
         """Number of ranks that an encoder has besides the model's (0: it has some of them)."""
-        return 0 if self.encoder_dp is None else (self.encoder_tp or self.tp) * self.encoder_dp
+        return 0 if self.encoder_dp is None else self.effective_encoder_tp * self.encoder_dp
 
     @property
     def encoder_cells(self) -> int:
@@ -162,6 +162,11 @@ class Layout(FieldPickling):
         return self.tp if self.etp is None else self.etp
 
     @property
+    def effective_encoder_tp(self) -> int:
+        """Number of ranks over which an encoder is sharded."""
+        return self.tp if self.encoder_tp is None else self.encoder_tp
+
+    @property
     def has_expert_mesh(self) -> bool:
         """Whether experts have a mesh of their own."""
         return self.ep > 1 or self.effective_etp != self.tp
@@ -189,7 +194,7 @@ class Layout(FieldPickling):
         unfolded = replace(self, cp=1, dp=self.dp * self.cp, sequence_parallel=False, encoder_tp=None, encoder_dp=None)
         if not self.has_encoder_mesh:
             return unfolded
-        tp = self.encoder_tp or self.tp
+        tp = self.effective_encoder_tp
         return replace(unfolded, tp=tp, dp=self.encoder_dp or self.tp * self.cp * self.dp // tp, is_encoder=True)
 
     @property
@@ -271,7 +276,7 @@ class Layout(FieldPickling):
             behind_encoder = int(axis is PIPELINE and self.encoder_ranks > 0)
             coordinates[mesh.first_rank :] = behind_encoder + mesh.rank_coordinates(axis)
         if self.encoder_ranks and axis in (TENSOR, DATA):
-            replica, shard = np.divmod(np.arange(self.encoder_ranks), self.encoder_tp or self.tp)
+            replica, shard = np.divmod(np.arange(self.encoder_ranks), self.effective_encoder_tp)
             coordinates[: self.encoder_ranks] = shard if axis is TENSOR else replica
         return coordinates
 
@@ -293,9 +298,8 @@ class Layout(FieldPickling):
         etp = self.effective_etp
         expert_dp = max(1, self.tp * self.cp * self.dp // (etp * self.ep))
         sub_degrees = {EXPERT_TENSOR.name: etp, EXPERT.name: self.ep, EXPERT_DATA.name: expert_dp}
-        encoder_tp = self.encoder_tp or self.tp
         sub_degrees |= {
-            ENCODER_TENSOR.name: encoder_tp,
+            ENCODER_TENSOR.name: self.effective_encoder_tp,
             ENCODER_IMAGES.name: self.image_shares,
             ENCODER_DATA.name: self.encoder_cells,
         }

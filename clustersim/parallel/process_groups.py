@@ -130,6 +130,6 @@ def encoder_group_sizes(layout: Layout) -> tuple[int, int]:
 
 
 def _encoder_shards(layout: Layout) -> tuple[int, int, int]:
-    """Ranks of a replica of the encoder, and of the model's first stage; sets of them that exchange among themselves."""
-    tp, slots = layout.encoder_tp or layout.tp, layout.tp * layout.cp
+    """Ranks of a replica of the encoder and of the model's first stage; sets of them that exchange by themselves."""
+    tp, slots = layout.effective_encoder_tp, layout.tp * layout.cp
     return tp, slots, math.gcd(tp, slots)

@@ -155,7 +155,7 @@ def describe_layout(scenario: "Scenario") -> str:
 def _describe_encoder_ranks(layout: Layout) -> str:
     """Degrees of an encoder that has some of its own; empty where it has none."""
     if layout.encoder_dp is not None:
-        return f"encoder tp {layout.encoder_tp or layout.tp} x dp {layout.encoder_dp}"
+        return f"encoder tp {layout.effective_encoder_tp} x dp {layout.encoder_dp}"
     return f"encoder tp {layout.encoder_tp}" if layout.has_encoder_mesh else ""
 
 

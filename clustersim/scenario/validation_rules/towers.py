@@ -98,7 +98,7 @@ def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
 def check_encoder_ranks(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that an encoder with GPUs of its own has a stage of its own, and that theirs and the model's are all."""
     layout, gpus = scenario.layout, scenario.cluster.gpu_count
-    dp, tp = layout.encoder_dp, layout.encoder_tp or layout.tp
+    dp, tp = layout.encoder_dp, layout.effective_encoder_tp
     if dp is None or scenario.model.encoder is None:
         return
     if not isinstance(layout.layers_per_stage, BehindEncoder):
