@@ -29,11 +29,9 @@ class CollectiveTime:
 
     def sample(self, waiting_share: float = 0.0, scale: float = 1.0) -> CollectiveSample:
         """The sample of a record, with a share of the waiting; scale: of all of its times."""
-        added = self.waiting * waiting_share
-        seconds, p5, p95 = (
-            (value + added) * scale for value in (self.transfer.seconds, self.transfer.p5, self.transfer.p95)
-        )
-        return CollectiveSample(self.call, replace(self.transfer, seconds=seconds, p5=p5, p95=p95), self.source)
+        added, transfer = self.waiting * waiting_share, self.transfer
+        waited = replace(transfer, seconds=transfer.seconds + added, p5=transfer.p5 + added, p95=transfer.p95 + added)
+        return CollectiveSample(self.call, waited.scaled(scale), self.source)
 
 
 def collective_times(traces: ProfilerTraces, cluster: Cluster, steps: Iterable[int]) -> tuple[CollectiveTime, ...]:

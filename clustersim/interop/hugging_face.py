@@ -177,7 +177,8 @@ def _import(settings: _Settings, cluster: str, gpu_count: int | None) -> ImportR
     if model.remark is not None:
         settings.remarks.append(model.remark)
     layout, offload, framework = _layout(settings, accelerate, gpus)
-    fsdp_keys, replicas = _fsdp_keys(settings, accelerate), gpus // (layout.get("tp", 1) * layout.get("cp", 1))
+    fsdp_keys = _fsdp_keys(settings, accelerate.get("fsdp_config"))
+    replicas = gpus // (layout.get("tp", 1) * layout.get("cp", 1))
     training = _training(settings, replicas, fsdp_keys)
     offload |= _activation_offload(settings, fsdp_keys)
     mapping = {
@@ -336,17 +337,15 @@ def _layout(
         return layout | {"data": strategy}, offload, "deepspeed"
     fsdp = settings.get("fsdp", "fsdp_config", "fsdp_version") or (accelerate.get("distributed_type") == "FSDP")
     if fsdp:
-        keys = {
-            **_fsdp_keys(settings, accelerate),
-            **_fsdp_keys(settings, {"fsdp_config": settings.get("fsdp_config")}),
-        }
+        sections = accelerate.get("fsdp_config"), settings.get("fsdp_config")
+        keys = {key: value for section in sections for key, value in _fsdp_keys(settings, section).items()}
         return layout | {"data": _fsdp(settings, keys, stated)}, _fsdp_offload(settings, keys), "transformers"
     return layout | {"data": "ddp"}, {}, "transformers"
 
 
-def _fsdp_keys(settings: _Settings, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section fsdp_config of the file, or of accelerate's configuration; empty if there is none."""
-    keys = content.get("fsdp_config") or {}
+def _fsdp_keys(settings: _Settings, section: object) -> Mapping[str, Any]:
+    """A section fsdp_config, of the file or of accelerate's configuration; empty if there is none."""
+    keys = section or {}
     if not isinstance(keys, Mapping):
         raise settings.error("fsdp_config", f"{keys!r} is no mapping; write what it holds, such as {{fsdp_version: 2}}")
     return keys

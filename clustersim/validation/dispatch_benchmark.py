@@ -125,10 +125,9 @@ def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
     routing = TokenRouting(
         _dispatcher(case), local_experts * ranks, top_k, groups, group_limit, token_bytes=token_bytes
     )
-    sm_count, message_tokens = _parse_integer(_SMS_PATTERN, text, 0) or None, _TUNED_MESSAGE_TOKENS
-    return DispatchBenchmark(
-        collective, routing, tokens, sm_count, "kernel only" in text, message_tokens if _TUNED_NOTE in text else None
-    )
+    sm_count = _parse_integer(_SMS_PATTERN, text, 0) or None
+    message_tokens = _TUNED_MESSAGE_TOKENS if _TUNED_NOTE in text else None
+    return DispatchBenchmark(collective, routing, tokens, sm_count, "kernel only" in text, message_tokens)
 
 
 def measured_dispatch_seconds(case: ValidationCase, counted_bytes: Bytes) -> Seconds:

@@ -15,7 +15,7 @@ from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.scenario.scenario import Scenario
 
 if TYPE_CHECKING:
-    from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, TimeStatistics
+    from clustersim.cost.calibration_record import CalibrationRecord, KernelSample
 
 
 def effective_efficiency(scenario: Scenario) -> KernelEfficiency:
@@ -112,13 +112,7 @@ def _with_kernel_change(scenario: Scenario, change: _KernelChange) -> Scenario:
 
 
 def _scale_sample(sample: "KernelSample", slowdown: float) -> "KernelSample":
-    return (
-        sample if sample.time is None or slowdown == 1.0 else replace(sample, time=_scale_spread(sample.time, slowdown))
-    )
-
-
-def _scale_spread(time: "TimeStatistics", slowdown: float) -> "TimeStatistics":
-    return replace(time, seconds=time.seconds * slowdown, p5=time.p5 * slowdown, p95=time.p95 * slowdown)
+    return sample if sample.time is None or slowdown == 1.0 else replace(sample, time=sample.time.scaled(slowdown))
 
 
 def _scale_fraction(fraction: float, slowdown: float) -> float:

@@ -76,14 +76,14 @@ def check_encoder_layout(scenario: ResolvedScenario) -> Iterator[str]:
             Remedy.nearest("layout.encoder_tp", tp, divisors(layout.tp)),
         )
     conflicts = {
-        f"layout.order: {list(layout.order)}": layout.order != DENSE_AXIS_NAMES,
+        f"layout.order: {list(layout.order)}": dp is None and layout.order != DENSE_AXIS_NAMES,
         f"layout.data over {layout.data.shard_size} of the ranks that hold the same weights": layout.is_hybrid_sharded,
         f"schedule: {scenario.schedule.name}, which is bidirectional,": layout.mirrored,
         "training.optimizer of matrices": training.orthogonalizes_dense,
         "training.precision with matrices in formats of their own": training.recipe.has_matrix_formats,
     }
     if dp is not None:
-        conflicts = {name: is_set for name, is_set in conflicts.items() if not name.startswith("layout.order")} | {
+        conflicts |= {
             f"schedule: {scenario.schedule.name}, whose ranks end one after the other,": (
                 scenario.schedule.ends_staggered
             ),
