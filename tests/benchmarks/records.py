@@ -4,10 +4,10 @@
     python -m tests.benchmarks.records --rounds 5 "ddp 2" "tp 2"
 
 In every round new processes time steps of `examples/tiny_cpu.yaml`, also with another depth, microbatch and sequence,
-and then profile the first of them (`tests.benchmarks.profiled_steps`). A record is made of each round's traces with the
-median time of the step; its predictions are compared with the median times of the others. Of a fake process group its
-record predicts the steps of as many real processes, and records of two processes those of four, timed last. Errors mean
-little with other load: each process needs a core of its own, and layouts of more processes than cores are not timed.
+and then profile steps of the first of them (`tests.benchmarks.profiled_steps`). A record is made of each profiled step
+and the median time of such steps; its predictions are compared with the median times of the others. Records of a fake
+process group predict the steps of as many real processes, and those of two processes steps of four, timed last. Errors
+mean little with other load: each process needs a core of its own; layouts of more processes than cores are not timed.
 """
 
 import argparse
@@ -98,11 +98,11 @@ def trained_scenario(case: Case, others: Sequence[str] = ()) -> Scenario:
 
 
 def records(case: Case, folder: Path, step_time: Seconds) -> list[CalibrationRecord]:
-    """The record of each round's traces. step_time: of the step without a profiler."""
+    """The record of each profiled step. step_time: of the step without a profiler."""
     scenario = trained_scenario(case)
     return [
         record_from_profile(read_traces(traces, on_host=True), scenario, step_time).record
-        for traces in sorted(folder.iterdir())
+        for traces in sorted({trace.parent for trace in folder.rglob("rank-*.json")})
     ]
 
 
