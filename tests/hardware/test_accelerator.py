@@ -242,6 +242,14 @@ def test_interference_is_within_published_bounds() -> None:
         assert 2 / accelerator.compute_units < accelerator.interference <= 0.4
 
 
+def test_slowed_collectives_have_a_source() -> None:
+    """None slows them by more than Galvatron's test says, and no file says a number without a source."""
+    for name in data_files.list_names("accelerators"):
+        accelerator = load_accelerator(name)
+        assert 0.0 <= accelerator.collective_interference <= 0.3
+        assert ("collective_interference" in accelerator.sources) == (accelerator.collective_interference > 0.0), name
+
+
 def test_an_unsupported_dtype_is_rejected_with_the_supported_ones() -> None:
     with pytest.raises(InputError, match=r"v100-sxm-32gb has no bf16 peak; it computes in fp32, fp16"):
         load_accelerator("v100-sxm-32gb").peak_flops(DType.BF16)
@@ -270,6 +278,7 @@ def test_a_missing_file_is_rejected() -> None:
         (("interference",), "20 %", "interference: '20 %' is not a number"),
         (("interference",), True, "interference: true is not a number"),
         (("interference",), float("nan"), "interference: nan is not a number"),
+        (("collective_interference",), 19, "collective_interference: 19.0 is above 10; 0.2 means 20 % longer"),
         (("interference",), 19, "interference: 19.0 is above 10; 0.2 means 20 % longer"),
         (("memori",), "80 GB", "memori: unknown key; did you mean memory?"),
         (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),
