@@ -168,7 +168,7 @@ def comm_key(comm_op: CommOp) -> CommKey:
 
 
 def _is_negligible(selection: Selection) -> BoolArray:
-    """Whether each group's transfer is negligible beside its latency: [groups]."""
+    """Whether each group's transfer is negligible against its latency: [groups]."""
     negligible: BoolArray = selection.seconds - selection.latency < NEGLIGIBLE_FRACTION * selection.latency
     return negligible
 

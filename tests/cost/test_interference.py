@@ -40,7 +40,7 @@ def test_a_scalar_applies_to_every_pair_and_slows_no_collective(slowdown: float)
 
 @given(st.sampled_from([0.0, 0.23, 1.0]), st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]))
 def test_what_slower_links_leave_idle_is_slack(slowdown: float, nvlink_share: float) -> None:
-    """While slower links move a second of data, ports are busy for their share, longer beside kernels; the later ends."""
+    """Slower links move data for a second, ports for their share of it, longer while kernels run; the later ends."""
     interference = Interference.uniform(0.19, slowdown)
     for pair in PAIRS:
         seconds = 1.0 + interference.collective_slowdown(*pair, nvlink_share)
