@@ -395,9 +395,9 @@ def _interference(
 ) -> Interference:
     """Interference levels: from the scenario, else measured, else from the accelerator's file."""
     configured, measured = scenario.cost.interference, None if record is None else record.measured_interference
-    if configured is None and measured is not None:
-        return measured
-    return _uniform_interference(accelerator.interference if configured is None else configured)
+    if configured is not None:
+        return _uniform_interference(configured)
+    return measured or _uniform_interference(accelerator.interference, accelerator.collective_interference)
 
 
 _uniform_interference = lru_memoize(64)(Interference.uniform)

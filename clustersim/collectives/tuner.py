@@ -77,9 +77,9 @@ class Selection:
 
     seconds: [groups]; latency: [groups] part of them in which no bytes move; channel_limit: [groups] additional
     seconds because channels, not links, limit the rate (see `p2p_channels`); variant_index: [groups] index of the
-    selected variant in `variants`; chunk_bytes: [groups] bytes of one chunk; slowest_variant: selected by the
-    slowest group, whose index is slowest_group; is_certain: no variant that was left out can be faster in any
-    group.
+    selected variant in `variants`; chunk_bytes: [groups] bytes of one chunk; nvlink_share: [groups] share of the
+    transfer for which NVLink or xGMI ports are busy (1: they limit it); slowest_variant: selected by the slowest
+    group, whose index is slowest_group; is_certain: no variant that was left out can be faster in any group.
     """
 
     seconds: FloatArray
@@ -87,6 +87,7 @@ class Selection:
     channel_limit: FloatArray
     variant_index: IntArray
     chunk_bytes: FloatArray
+    nvlink_share: FloatArray
     variants: tuple[AlgorithmVariant, ...]
     slowest_variant: AlgorithmVariant
     slowest_group: int
@@ -102,12 +103,15 @@ def select_variants(variant_costs: VariantCosts, payload: Bytes) -> Selection:
     fastest = seconds[best, class_index]
     slowest_class = int(fastest.argmax())
     class_of_group = variant_costs.class_of_group
+    _, per_byte, _, nvlink_per_byte = variant_costs.coefficients[best, :, class_index].T
+    nvlink_share = np.divide(nvlink_per_byte, per_byte, out=np.zeros_like(per_byte), where=per_byte > 0.0)
     return Selection(
         seconds=fastest[class_of_group],
         latency=by_variant.latency[best, class_index][class_of_group],
         channel_limit=by_variant.channel_limit[best, class_index][class_of_group],
         variant_index=best[class_of_group],
         chunk_bytes=by_variant.chunk_bytes[best, class_index][class_of_group],
+        nvlink_share=nvlink_share[class_of_group],
         variants=variant_costs.variants,
         slowest_variant=variant_costs.variants[int(best[slowest_class])],
         slowest_group=int((class_of_group == slowest_class).argmax()),

@@ -15,7 +15,7 @@ from clustersim.collectives.group_link_loads import GroupLinkLoads, select_by_va
 from clustersim.collectives.library import AlgorithmVariant, Library
 from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import BoolArray, IntArray
 from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.units import Bytes
@@ -71,6 +71,7 @@ class CollectiveCost:
             bottleneck=Bottleneck.LATENCY if latency > seconds / 2 else Bottleneck.BANDWIDTH,
             algorithm=selection.slowest_variant.name,
             tier=self._tier(comm_op.comm_group, selection.slowest_group),
+            nvlink_share=np.where(_is_negligible(selection), 0.0, selection.nvlink_share),
         )
 
     @cached_by(lambda _, comm_op: (comm_key(comm_op), comm_op.payload))
@@ -86,7 +87,7 @@ class CollectiveCost:
         if groups.shape[1] < 2 or not len(groups):
             return unshared
         selection = self._select_variant(comm_op)
-        negligible = selection.seconds - selection.latency < NEGLIGIBLE_FRACTION * selection.latency
+        negligible = _is_negligible(selection)
         if negligible.all():
             return unshared
         variant_index = np.where(negligible, -1, selection.variant_index)
@@ -164,6 +165,12 @@ def comm_key(comm_op: CommOp) -> CommKey:
     is_routed_all_to_all = collective is CollectiveType.ALL_TO_ALL and routing is not None
     dispatched = routing if collective.is_token_routing else None
     return comm_op.comm_group, collective, dispatched, is_routed_all_to_all, comm_op.senders
+
+
+def _is_negligible(selection: Selection) -> BoolArray:
+    """Whether each group's transfer is negligible against its latency: [groups]."""
+    negligible: BoolArray = selection.seconds - selection.latency < NEGLIGIBLE_FRACTION * selection.latency
+    return negligible
 
 
 def _demand_of_selection(selection: Selection, loads: GroupLinkLoads, payload: Bytes) -> LinkDemand:

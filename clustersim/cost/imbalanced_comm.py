@@ -18,12 +18,10 @@ from clustersim.common.cached_method import cached_method
 from clustersim.common.units import Bytes
 from clustersim.cost.host_transfers import CommModel
 from clustersim.cost.timing import CommTiming, LinkDemand
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import Fabric
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
-
-_NVLINK_KIND = LINK_KINDS.index(LinkKind.NVLINK)
 
 
 @dataclass(frozen=True)
@@ -74,17 +72,9 @@ class ImbalancedComm:
         rank_factor: FloatArray = factors.max(axis=1)
         if not comm_op.collective.is_token_routing:
             return rank_factor
-        nvlink_share = self._nvlink_share(comm_op, len(members))
-        return np.maximum(_max_node_load(self.fabric.node_ids(members), factors), rank_factor * nvlink_share)
-
-    def _nvlink_share(self, comm_op: CommOp, group_count: int) -> FloatArray:
-        """[groups] time of the busiest NVLink port over that of the busiest link, for a balanced payload."""
-        link_loads = self.balanced.link_demand(replace(comm_op, load_index=None)).link_loads
-        is_nvlink = self.fabric.links.kind[link_loads.link_index] == _NVLINK_KIND
-        max_load, nvlink_load = np.zeros((2, group_count))
-        np.maximum.at(max_load, link_loads.group_index, link_loads.seconds_per_byte)
-        np.maximum.at(nvlink_load, link_loads.group_index[is_nvlink], link_loads.seconds_per_byte[is_nvlink])
-        return np.divide(nvlink_load, max_load, out=np.ones(group_count), where=max_load > 0.0)
+        nvlink_share = self.balanced.time_comm_op(replace(comm_op, load_index=None)).nvlink_share
+        node_factor = _max_node_load(self.fabric.node_ids(members), factors)
+        return node_factor if nvlink_share is None else np.maximum(node_factor, rank_factor * nvlink_share)
 
     def _merged_link_loads(
         self, factors: FloatArray, loads_by_factor: Mapping[float, LinkLoadMatrix]

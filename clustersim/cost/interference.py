@@ -5,6 +5,10 @@ from it. While both run, a kernel runs at 1/(1 + p) of its rate and a collective
 and q depend on the collective type (whether it reduces, and how much it reads and writes per byte sent) and
 on the class of kernel, by the resource that it keeps busy. Assumed: they do not depend on payload, group or
 shape.
+
+Where nobody measured q, kernels slow the rate at which a GPU moves data through its NVLink or xGMI ports, by a
+number of its accelerator. A collective that slower links limit (NICs, PCIe) leaves these ports idle for a part of
+the time, so it is slowed only by what that slack does not take.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,15 +52,19 @@ def kernel_class_of(kind: KernelKind) -> KernelClass:
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Slowdowns of kernels and of collectives while they overlap, for every pair."""
+    """Slowdowns of kernels and of collectives while they overlap, for every pair.
+
+    nvlink_slowdown: of what crosses NVLink or xGMI ports, by kernels of every class.
+    """
 
     kernels: SlowdownTable
     collectives: SlowdownTable
+    nvlink_slowdown: float = 0.0
 
     @classmethod
-    def uniform(cls, slowdown: float) -> Self:
-        """One slowdown for all kernels and collective types; collectives are not slowed."""
-        return cls(_complete_table({_ANY_PAIR: slowdown}), _complete_table({}))
+    def uniform(cls, slowdown: float, nvlink_slowdown: float = 0.0) -> Self:
+        """One slowdown for all kernels and collective types; collectives are slowed at ports only."""
+        return cls(_complete_table({_ANY_PAIR: slowdown}), _complete_table({}), nvlink_slowdown)
 
     @classmethod
     def from_measurements(cls, kernels: SlowdownTable, collectives: SlowdownTable) -> Self:
@@ -67,6 +75,13 @@ class Interference:
         measurements nothing slows.
         """
         return cls(_complete_table(kernels), _complete_table(collectives))
+
+    def collective_slowdown(self, collective: CollectiveType, kernel_class: KernelClass, nvlink_share: float) -> float:
+        """Slowdown of a collective by kernels of a class.
+
+        nvlink_share: share of its transfer for which ports are busy; below 1 the rest is slack.
+        """
+        return max(self.collectives[collective, kernel_class], (1.0 + self.nvlink_slowdown) * nvlink_share - 1.0)
 
 
 _ANY_PAIR: Final = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)

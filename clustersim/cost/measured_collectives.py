@@ -104,6 +104,7 @@ class MeasuredCollectives:
             algorithm=RECORDED_ALGORITHM,
             tier=modelled.tier,
             error=local_error(self._origin, estimate.error),
+            nvlink_share=modelled.nvlink_share,
         )
 
     @cached_by(_op_key)

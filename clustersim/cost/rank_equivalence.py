@@ -25,7 +25,8 @@ def equivalence_classes(
     program: Program, comm_cost: CommCost, *, model_index: IntArray | None = None
 ) -> SymmetryClasses:
     """Equivalence classes of ranks where every communication op takes its uncontended time."""
-    columns = [(comm_op.comm_group, comm_cost.time_comm_op(comm_op).seconds) for comm_op in program.comm_ops]
+    timings = ((comm_op.comm_group, comm_cost.time_comm_op(comm_op)) for comm_op in program.comm_ops)
+    columns = [(group, column) for group, timing in timings for column in (timing.seconds, timing.nvlink_share)]
     return symmetry_classes(program, _feature_matrices(columns), device_model=model_index)
 
 
@@ -52,10 +53,11 @@ def contended_classes(
 
 def group_features(program: Program, comm_cost: CommCost, contention: ContentionMap) -> dict[str, FloatArray]:
     """Features of groups by communicator, [groups, features]: seconds of ops, or demands on links that they share."""
-    columns: list[tuple[str, FloatArray]] = []
+    columns: list[tuple[str, FloatArray | None]] = []
     for comm_op in program.comm_ops:
-        seconds, contended = comm_cost.time_comm_op(comm_op).seconds, _simulated_groups(program, contention, comm_op)
-        columns.append((comm_op.comm_group, np.where(contended, -1.0, seconds)))
+        timing, contended = comm_cost.time_comm_op(comm_op), _simulated_groups(program, contention, comm_op)
+        columns.append((comm_op.comm_group, np.where(contended, -1.0, timing.seconds)))
+        columns.append((comm_op.comm_group, timing.nvlink_share))
         if contended.any():
             demand = contention.link_demand(comm_op)
             demand_columns = (demand.latency, demand.transfer, demand.flow)
@@ -110,11 +112,11 @@ def simulated_link_loads(program: Program, contention: ContentionMap, links: Lin
     )
 
 
-def _feature_matrices(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
-    """Columns that distinguish groups of a communicator, stacked to matrices."""
+def _feature_matrices(columns: list[tuple[str, FloatArray | None]]) -> dict[str, FloatArray]:
+    """Columns that distinguish groups of a communicator, stacked to matrices (None: a feature that they lack)."""
     varying: dict[str, list[FloatArray]] = {}
     for comm_group, column in columns:
-        if column.size and column.min() < column.max():
+        if column is not None and column.size and column.min() < column.max():
             varying.setdefault(comm_group, []).append(column)
     return {comm_group: np.stack(group_columns, axis=1) for comm_group, group_columns in varying.items()}
 

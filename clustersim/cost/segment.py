@@ -24,11 +24,11 @@ from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.imbalanced_kernels import ImbalancedKernels
-from clustersim.cost.interference import KERNEL_CLASSES, InterferenceTable, kernel_class_of
+from clustersim.cost.interference import KERNEL_CLASSES, InterferenceTable, KernelClass, kernel_class_of
 from clustersim.cost.timing import Bottleneck, CommCost, CommTiming, KernelTiming, Provenance
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.program.program import Program
-from clustersim.program.task import CommOp, CommOverlap, Operation, Segment, Stream
+from clustersim.program.task import OVERLAPPING_STREAMS, CommOp, CommOverlap, Operation, Segment, Stream
 from clustersim.symmetry.labels import label_rows, pair_labels
 
 _ScalarOrArray = TypeVar("_ScalarOrArray", float, FloatArray)
@@ -222,13 +222,13 @@ class SegmentCost:
             if load_index is not None:
                 classes = pair_labels(classes, self._load_classes[load_index])
         for comm_op in segment.distinct_comm_ops:
-            seconds = self._comm_cost.time_comm_op(comm_op).seconds
-            if (seconds == seconds[0]).all():
-                continue
-            seconds_class = np.unique(seconds, return_inverse=True)[1].reshape(-1)[
-                self._group_indices[comm_op.comm_group]
-            ]
-            classes = np.unique(classes * (len(seconds) + 1) + seconds_class, return_inverse=True)[1].reshape(-1)
+            timing = self._comm_cost.time_comm_op(comm_op)
+            for column in (timing.seconds, timing.nvlink_share):
+                if column is None or (column == column[0]).all():
+                    continue
+                group_class = np.unique(column, return_inverse=True)[1].reshape(-1)
+                rank_class = group_class[self._group_indices[comm_op.comm_group]]
+                classes = np.unique(classes * (len(column) + 1) + rank_class, return_inverse=True)[1].reshape(-1)
         return classes
 
     def comm_timing(self, rank: int, comm_op: CommOp) -> KernelTiming:
@@ -279,24 +279,46 @@ class SegmentCost:
     @cached_property
     def compute_slows_comm(self) -> bool:
         """Whether kernels slow any DP or EP collective."""
-        comm_slowdowns = [kind.interference.collectives for kind in self.device_models.models]
+        issued_ops = (issued for rank_program in self.program.programs for issued in rank_program.issued_comm_ops)
+        overlapping_ops = dict.fromkeys(comm_op for stream, comm_op in issued_ops if stream in OVERLAPPING_STREAMS)
+        return any(map(self._slows, overlapping_ops))
+
+    def _slows(self, comm_op: CommOp) -> bool:
+        """Whether kernels of any class, on any device model, slow a collective in any of its groups."""
+        shares = self._comm_cost.time_comm_op(comm_op).nvlink_share
+        nvlink_share = 0.0 if shares is None else float(shares.max(initial=0.0))
         return any(
-            slowdowns[kind, kernel_class] > 0.0
-            for slowdowns in comm_slowdowns
-            for kind in self._interference.kinds
+            kind.interference.collective_slowdown(comm_op.collective, kernel_class, nvlink_share) > 0.0
+            for kind in self.device_models.models
             for kernel_class in KERNEL_CLASSES
         )
 
-    @cached_by(lambda self, rank, segment, comm_op: (self._timing_class(rank, segment), comm_op.collective))
+    def _nvlink_share(self, rank: int, comm_op: CommOp) -> float:
+        """Share of a collective's transfer for which ports are busy in the group of one rank."""
+        shares = self._comm_cost.time_comm_op(comm_op).nvlink_share
+        return 0.0 if shares is None else float(shares[self._group_indices[comm_op.comm_group][rank]])
+
+    def _comm_slowdown(self, rank: int, comm_op: CommOp, kernel_class: KernelClass) -> float:
+        """Slowdown of a collective in the group of one rank by the rank's kernels of a class."""
+        interference, nvlink_share = self._device_model(rank).interference, self._nvlink_share(rank, comm_op)
+        return interference.collective_slowdown(comm_op.collective, kernel_class, nvlink_share)
+
+    @cached_by(
+        lambda self, rank, segment, comm_op: (
+            self._timing_class(rank, segment),
+            comm_op.collective,
+            self._nvlink_share(rank, comm_op),
+        )
+    )
     def comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
         """Speed of a collective while a rank runs this segment, relative to no overlap, averaged over the segment."""
-        timing, comm_slowdowns = self.time_segment(rank, segment), self._device_model(rank).interference.collectives
+        timing = self.time_segment(rank, segment)
         kernels = timing.kernel_seconds * (1.0 + self.slowdown(rank, segment)[self.interference_level(comm_op) - 1])
         fixed = timing.fixed(timing.kernel_seconds)
         kinds = (
             KernelKind.MATMUL if operation.kernel is None else operation.kernel.kind for operation in segment.operations
         )
-        slowdown = np.array([comm_slowdowns[comm_op.collective, kernel_class_of(kind)] for kind in kinds])
+        slowdown = np.array([self._comm_slowdown(rank, comm_op, kernel_class_of(kind)) for kind in kinds])
         total = float((kernels + fixed).sum())
         return float((kernels / (1.0 + slowdown) + fixed).sum()) / total if total > 0.0 else 1.0
 
@@ -362,8 +384,12 @@ class SegmentCost:
         device_model, comm = self._device_model(rank), self.comm_timing(rank, overlap.comm_op)
         kernel = _time_chunked_kernel(device_model, overlap.kernel, overlap.chunk_count)
         pair = overlap.comm_op.collective, kernel_class_of(overlap.kernel.kind)
-        interference = device_model.interference
-        model = OverlapModel(overlap, comm.seconds, interference.kernels[pair], interference.collectives[pair])
+        model = OverlapModel(
+            overlap,
+            comm.seconds,
+            device_model.interference.kernels[pair],
+            self._comm_slowdown(rank, overlap.comm_op, pair[1]),
+        )
         kernel_delay = model.kernel_delay(kernel.seconds, comm.seconds)
         seconds = model.duration(kernel.seconds, comm.seconds)
         comm_duration = model.comm_duration(kernel.seconds, comm.seconds)

@@ -59,7 +59,9 @@ class CommTiming:
     """Duration of one collective in every group of its communicator.
 
     seconds: [groups]; for display, algorithm: of the slowest group; tier: the highest network tier between any
-    two of its members (a ring may stay below it); error: as in `KernelTiming`.
+    two of its members (a ring may stay below it); error: as in `KernelTiming`; nvlink_share: [groups] share of the
+    transfer for which NVLink or xGMI ports are busy (1: they limit it; 0: no byte crosses one, or what moves is
+    negligible), None: it crosses none.
     """
 
     seconds: FloatArray
@@ -68,6 +70,7 @@ class CommTiming:
     algorithm: str
     tier: str
     error: float | None = None
+    nvlink_share: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,8 @@ class Accelerator:
     peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can allocate;
     memory_bandwidth: bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and
     library workspaces that a training process loses; interference: mean relative slowdown of a kernel while a
-    collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none); sources: of
+    collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none);
+    collective_interference: likewise of what crosses its NVLink or xGMI ports while kernels run; sources: of
     each group of numbers; alignment: cost of misaligned sizes; nvlink: generation of its NVLink or xGMI ports,
     None without any; host_launch_ratio: time that its host takes to launch a kernel where ranks are bound to the NUMA
     node of their GPU, relative to an x86 server; unbound_launch_ratios: the same without binding, relative to that,
@@ -67,6 +68,7 @@ class Accelerator:
     derating: TrainingDerating = field(default_factory=TrainingDerating)
     alignment: KernelAlignment = field(default_factory=KernelAlignment)
     nvlink: LinkTechnology | None = None
+    collective_interference: float = 0.0
     host_launch_ratio: float = 1.0
     unbound_launch_ratios: tuple[float, float] = UNBOUND_LAUNCH_RATIOS
     power: PowerSpec | None = None
@@ -148,7 +150,7 @@ def _read_fields(section: MappingReader, base: Accelerator | None) -> dict[str, 
         "memory_bandwidth": lambda: section.get_quantity("memory_bandwidth", Dimension.BANDWIDTH),
         "compute_units": lambda: section.get_int("compute_units", max_value=MAX_COMPUTE_UNITS),
         "context_bytes": lambda: section.get_quantity("context", Dimension.SIZE, allow_zero=True),
-        "interference": lambda: _read_interference(section),
+        "interference": lambda: _read_interference(section, "interference"),
         "efficiency": lambda: read_efficiency(section.get_section("efficiency")),
         "sources": lambda: section.get_section("sources").get_text_mapping(),
         **_optional_readers(section),
@@ -169,6 +171,9 @@ def _optional_readers(section: MappingReader) -> dict[str, Any]:
         "derating": optional("training_derating", lambda: _read_derating(section.get_section("training_derating"))),
         "alignment": optional("alignment", lambda: _read_alignment(section.get_section("alignment"))),
         "nvlink": optional("nvlink", lambda: read_generation(section, None, key="nvlink")),
+        "collective_interference": optional(
+            "collective_interference", lambda: _read_interference(section, "collective_interference")
+        ),
         "host_launch_ratio": optional("host_launch_ratio", lambda: section.get_float("host_launch_ratio")),
         "unbound_launch_ratios": optional("unbound_launch_ratios", lambda: _read_unbound_ratios(section)),
         "power": optional("power", lambda: PowerSpec.from_section(section.get_section("power"))),
@@ -219,12 +224,10 @@ def _read_unknown(section: MappingReader) -> Mapping[str, str]:
     return reasons.get_text_mapping()
 
 
-def _read_interference(section: MappingReader) -> float:
-    value = section.get_float("interference")
+def _read_interference(section: MappingReader, key: str) -> float:
+    value = section.get_float(key)
     if value > MAX_INTERFERENCE:
-        raise section.input_error(
-            "interference", f"{format_value(value)} is above {MAX_INTERFERENCE:g}; 0.2 means 20 % longer"
-        )
+        raise section.input_error(key, f"{format_value(value)} is above {MAX_INTERFERENCE:g}; 0.2 means 20 % longer")
     return value
 
 

@@ -37,8 +37,8 @@ class CostSettings:
 
     coalesce: merge tasks that no other rank can observe into one event; nccl_overrides: restrictions on the
     library's choice of algorithm and protocol; interference: fraction by which kernels slow down while a
-    collective is in flight, None: from the record or the accelerator; record: calibration measurements of the
-    accelerator it names, None: none.
+    collective is in flight (collectives do not), None: both from the record or the accelerator; record:
+    calibration measurements of the accelerator it names, None: none.
     """
 
     symmetry: Symmetry = Symmetry.AUTO

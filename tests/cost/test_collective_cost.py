@@ -61,6 +61,26 @@ def test_every_group_gets_a_time():
     assert timing.provenance is Provenance.PUBLISHED
 
 
+def test_the_share_of_ports_says_what_limits_a_group():
+    """Ports inside a node (64 GPUs: eight), NICs between ranks of different nodes, of a ring over all of them both.
+
+    Eight NICs of 50 GB/s take longer than a port of 450 GB/s that is reached to more than 400 / 450.
+    """
+    model = collective_cost()
+    shares = {
+        group: model.time_comm_op(comm_op(CollectiveType.ALL_GATHER, group, 1e9)).nvlink_share
+        for group in ("tp", "dp", "world")
+    }
+    assert shares["tp"].tolist() == [1.0] * 8
+    assert shares["dp"].tolist() == [0.0] * 8
+    assert 0.5 < shares["world"][0] <= 1.0
+
+
+def test_a_negligible_transfer_is_busy_with_no_port():
+    timing = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "tp", 4.0))
+    assert timing.nvlink_share.tolist() == [0.0] * 8
+
+
 def test_a_group_of_one_takes_no_time():
     timing = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "one", 1e9))
     assert timing.seconds.tolist() == [0.0] * 64

@@ -38,6 +38,27 @@ def test_a_scalar_applies_to_every_pair_and_slows_no_collective(slowdown: float)
     assert set(table.collectives.values()) == {0.0}
 
 
+@given(st.sampled_from([0.0, 0.23, 1.0]), st.sampled_from([0.0, 0.25, 0.5, 0.9, 1.0]))
+def test_what_slower_links_leave_idle_is_slack(slowdown: float, nvlink_share: float) -> None:
+    """Slower links move data for a second, ports for their share of it, longer while kernels run; the later ends."""
+    interference = Interference.uniform(0.19, slowdown)
+    for pair in PAIRS:
+        seconds = 1.0 + interference.collective_slowdown(*pair, nvlink_share)
+        assert seconds == pytest.approx(max(1.0, nvlink_share * (1.0 + slowdown)))
+
+
+@given(SLOWDOWNS, SLOWDOWNS, st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_measured_slowdown_is_that_of_the_collective(
+    kernels: dict[tuple[CollectiveType, KernelClass], float],
+    collectives: dict[tuple[CollectiveType, KernelClass], float],
+    nvlink_share: float,
+) -> None:
+    """Whatever limits it: the measurement says what remains of the slack."""
+    interference = Interference.from_measurements(kernels, collectives)
+    for pair, slowdown in collectives.items():
+        assert interference.collective_slowdown(*pair, nvlink_share) == slowdown
+
+
 @given(SLOWDOWNS, SLOWDOWNS)
 def test_measured_pairs_are_kept_exactly(
     kernels: dict[tuple[CollectiveType, KernelClass], float], collectives: dict

@@ -97,6 +97,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed |= {"sdpa_library"} if accelerator.efficiency.sdpa_library != FLASH_ATTENTION2 else set()
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped_gemm is None else {"grouped_gemm"}
+    needed |= {"collective_interference"} if accelerator.collective_interference else set()
     needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_launch_ratio"}
     needed |= {"unbound_launch_ratios"} & set(accelerator.sources)
     least, most = accelerator.unbound_launch_ratios
@@ -270,6 +271,7 @@ def test_a_missing_file_is_rejected() -> None:
         (("interference",), "20 %", "interference: '20 %' is not a number"),
         (("interference",), True, "interference: true is not a number"),
         (("interference",), float("nan"), "interference: nan is not a number"),
+        (("collective_interference",), 19, "collective_interference: 19.0 is above 10; 0.2 means 20 % longer"),
         (("interference",), 19, "interference: 19.0 is above 10; 0.2 means 20 % longer"),
         (("memori",), "80 GB", "memori: unknown key; did you mean memory?"),
         (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),

@@ -112,9 +112,9 @@ class CostConfig(ConfigModel):
     uncontended: only groups of one kind do, in lockstep
     """
     interference: Annotated[float | None, fraction_parser(0.0, MAX_INTERFERENCE)] = None
-    """fraction by which kernels slow down while a collective is in flight.
+    """fraction by which kernels slow down while a collective is in flight; collectives do not.
 
-    Left out: the record's, or the accelerator's
+    Left out: the record's, or the accelerator's, of both
     """
 
     @model_validator(mode="after")
