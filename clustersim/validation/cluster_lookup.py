@@ -48,8 +48,8 @@ _GPU_BY_SOURCE: Final = {  # where the authors state elsewhere what they ran on
     # authors of torchao) June 2025
     ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
 }
-# NVIDIA's HGX boards of 4 GPUs have no switch: NVLink joins all pairs (HGX A100 4-GPU: NVIDIA developer blog, Introducing
-# NVIDIA HGX A100, November 2020; HGX H100 4-GPU: the same of 2022, Introducing NVIDIA HGX H100)
+# NVIDIA's HGX boards of 4 GPUs have no switch: NVLink joins all pairs (NVIDIA developer blog: Introducing NVIDIA HGX
+# A100, November 2020; Introducing NVIDIA HGX H100, April 2022)
 _SWITCHED_NODES_OF_8: Final = ("dgx-a100", "hgx-a800", "dgx-h100", "hgx-h200")
 _BOARD_OF_4: Final = 4
 _PORT_BANDWIDTH: Final = {  # bytes/s of one port, where a row states the sum of a node only
