@@ -43,8 +43,8 @@ FAMILIES: Final = {
                 "fms-fsdp",
                 "ideal",
             ),
-            *("internevo", "litgpt", "nanotron", "olmo-core", "open-lm", "pytorch", "tinyllama", "torchtitan"),
-            *("torchtune", "transformers"),
+            *("internevo", "kempnerforge", "litgpt", "nanotron", "olmo-core", "open-lm", "pytorch", "tinyllama"),
+            *("torchtitan", "torchtune", "transformers", "vectorlm"),
         }
     ),
 }

@@ -46,6 +46,9 @@ from clustersim.model.operators import (
     Operator,
     ParallelRegion,
     RegionInput,
+    TpCollective,
+    TpCollectives,
+    TpCombine,
     assign_module,
     label_layer,
 )
@@ -205,11 +208,11 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     )
     if training.loss in LOSSES_BY_PART:
         return loss_operators_by_part(rank, logits)
-    operators = [linear_operator(rank, logits, rank.residual_bytes)]
+    operators = [_gathered_logits(rank, linear_operator(rank, logits, rank.residual_bytes))]
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
         operators.append(_logits_operator(rank, "head.softcap", softcap))
-    loss = memory_bound.loss_spec(training.loss, is_sharded=shard.tp > 1)
+    loss = memory_bound.loss_spec(training.loss, is_sharded=shard.tp > 1 and not _gathers_logits(rank))
     operators.append(_logits_operator(rank, "head.loss", loss))
     z_loss = memory_bound.z_loss_spec(training.loss) if training.z_loss else None
     operators += [] if z_loss is None else [_logits_operator(rank, "head.z_loss", z_loss)]
@@ -217,9 +220,27 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     return [*operators, *training.overheads.cross_entropy_metrics * [metric]]
 
 
+def _gathers_logits(rank: RankContext) -> bool:
+    return rank.shard.tp > 1 and rank.training.overheads.gathers_logits
+
+
+def _gathered_logits(rank: RankContext, logits: Operator) -> Operator:
+    """The logits, with their all-gather and the copy that puts the ranks' columns together, where they are gathered.
+
+    Backward takes the rank's columns of the gradient, a view.
+    """
+    if not _gathers_logits(rank):
+        return logits
+    elements = rank.shard.tokens * rank.model.vocab
+    gather = TpCollective(TpCombine.GATHER, float(elements * rank.dtype.bytes), "logits")
+    copy = memory_bound.copy_kernel("head.logits.copy", rank.dtype, elements)
+    return replace(logits, forward=(*logits.forward, copy), tp_collectives=TpCollectives(after_forward=(gather,)))
+
+
 def _logits_operator(rank: RankContext, name: str, op_spec: MemoryBoundSpec) -> Operator:
+    rows = rank.model.vocab if _gathers_logits(rank) else rank.vocab_rows
     return memory_bound_operator(
-        ParallelRegion.SHARDED, name, rank.dtype, op_spec, (op_spec.shape_for(rank.shard.tokens, rank.vocab_rows),)
+        ParallelRegion.SHARDED, name, rank.dtype, op_spec, (op_spec.shape_for(rank.shard.tokens, rows),)
     )
 
 

@@ -40,8 +40,9 @@ class LayoutDefaults:
     ZeRO stages (`zero1`, `zero2`) whose updated parameters are gathered while the next forward runs; optional_gathers:
     those of which it can do so; overlap_p2p_comm: where stages compute while they send;
     async_tensor_model_parallel_allreduce: backward's tensor-parallel collectives overlap with weight gradients; copies:
-    data gathered from shards of parameters is copied into each parameter; bucket: bytes of a bucket of gradients, or
-    the word `megatron`, None: as the strategy has it.
+    data gathered from shards of parameters is copied into each parameter; no_sync: FSDP reduces gradients with the last
+    microbatch only (FSDP1's `no_sync`, FSDP2's `set_requires_gradient_sync(False)`); bucket: bytes of a bucket of
+    gradients, or the word `megatron`, None: as the strategy has it.
     """
 
     overlap_grad_reduce: bool = True
@@ -50,6 +51,7 @@ class LayoutDefaults:
     overlap_p2p_comm: SendOverlap = SendOverlap.ALWAYS
     async_tensor_model_parallel_allreduce: bool = True
     copies: bool = True
+    no_sync: bool = False
     bucket: Bytes | str | None = None
 
     def overlaps_sends(self, *, has_chunks: bool) -> bool:
@@ -73,6 +75,7 @@ def read_layout_defaults(section: MappingReader) -> LayoutDefaults:
         overlap_p2p_comm=section.get_member("overlap_p2p_comm", SendOverlap, required=True),
         async_tensor_model_parallel_allreduce=section.get_bool("async_tensor_model_parallel_allreduce", required=True),
         copies=section.get_bool("copies", required=True),
+        no_sync=section.get_bool("no_sync"),
         bucket=_read_bucket(section) if section.has_key("bucket") else None,
     )
 

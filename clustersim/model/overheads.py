@@ -178,7 +178,13 @@ class Overheads:
     Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`); gathers_normed_heads, normalized queries and
-    keys are gathered over their heads, so that every rank rotates all of them (torchtitan's Qwen3 of 2025).
+    keys are gathered over their heads, so that every rank rotates all of them (torchtitan's Qwen3 of 2025);
+    gathers_per_linear, every column-parallel layer gathers its input and reduces the gradient of that input by itself,
+    though others of its region read the same (DTensor: `ColwiseParallel` with `input_layouts=Shard(1)` without a
+    `PrepareModuleInput` before it); torch.compile merges gathers of one tensor, but no reductions (aot_autograd's
+    `fx_graph_cse`: the graphs of three such layers, compiled with PyTorch 2.13, have one all-gather in forward and
+    three reduce-scatters in backward); gathers_logits, logits are gathered, and every rank computes the whole loss
+    (DTensor: `output_layouts=Replicate()` of the output layer; torchtitan's `disable_loss_parallel`).
 
     Context parallelism: ring_attention, how ring attention runs the blocks of keys that come round; repeats_kv, keys
     and values are copied for every query head before attention, so that a ring carries as many (torchtitan's
@@ -226,6 +232,8 @@ class Overheads:
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
     gathers_normed_heads: bool = False
+    gathers_per_linear: bool = False
+    gathers_logits: bool = False
     repeats_kv: bool = False
     complex_rotary: bool = False
     embedding_matmul: bool = False
@@ -259,6 +267,8 @@ class Overheads:
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
             gathers_normed_heads=self.gathers_normed_heads,
+            gathers_per_linear=self.gathers_per_linear,
+            gathers_logits=self.gathers_logits,
             ring_attention=self.ring_attention,
             repeats_kv=self.repeats_kv,
             complex_rotary=self.complex_rotary,

@@ -126,13 +126,16 @@ def keep_gathered_inputs(rank: RankContext, operators: Iterable[Operator]) -> tu
     shard = rank.shard
     if not (rank.training.overheads.keeps_gathered_inputs and shard.sequence_parallel and shard.tp > 1):
         return tuple(operators)
-    return tuple(_with_gathered_input(operator, shard.tp) for operator in operators)
+    per_linear = rank.training.overheads.gathers_per_linear and not rank.training.fuses_casts
+    return tuple(_with_gathered_input(operator, shard.tp, per_linear=per_linear) for operator in operators)
 
 
-def _with_gathered_input(operator: Operator, tp: int) -> Operator:
+def _with_gathered_input(operator: Operator, tp: int, *, per_linear: bool) -> Operator:
+    """per_linear: each of its linear layers saves a gathered input of its own."""
     if operator.region is not ParallelRegion.SHARDED or operator.linear is None or operator.linear.row_parallel:
         return operator
-    extra_bytes = (tp - 1) * min(operator.wgrad_input_bytes, operator.saved_bytes)
+    copies = max(1, len(operator.linear.projections)) if per_linear else 1
+    extra_bytes = (copies * tp - 1) * min(operator.wgrad_input_bytes, operator.saved_bytes)
     return replace(
         operator,
         saved_bytes=operator.saved_bytes + extra_bytes,

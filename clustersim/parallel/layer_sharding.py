@@ -37,7 +37,9 @@ class LayerSharding:
     context-parallel ranks exchange, None: nothing; has_sharded_input, has_sharded_output:
     whether activations flow into and out of the layer's sharded regions (the embedding takes tokens, and the loss
     has no output); dispatch: token dispatch of a MoE layer; operands: format in which operands are gathered, if
-    another; has_copies: collectives of sequence parallelism are copied before or after.
+    another; has_copies: collectives of sequence parallelism are copied before or after; gathers_per_linear,
+    reduces_per_linear: every column-parallel layer gathers its input, or reduces that input's gradient, by itself;
+    gathers_logits: the loss is computed of gathered logits.
     """
 
     layout: Layout
@@ -48,6 +50,9 @@ class LayerSharding:
     dispatch: TokenDispatch | None = None
     operands: GatheredOperands | None = None
     has_copies: bool = False
+    gathers_per_linear: bool = False
+    reduces_per_linear: bool = False
+    gathers_logits: bool = False
     context: ContextParallel | None = None
 
     @property
@@ -114,7 +119,7 @@ class LayerSharding:
 
     def vocab_parallel_loss(self, tokens: int) -> list[Operation]:
         """Collectives of a vocab-parallel cross entropy: FP32 maximum, target logit and sum of every token."""
-        if self.layout.tp == 1:
+        if self.layout.tp == 1 or self.gathers_logits:
             return []
         names = ("largest logit", "target logit", "sum of exponentials")
         payload = float(tokens * DType.FP32.bytes)

@@ -450,8 +450,16 @@ class Plan:
         load_index: of its load factors.
         """
         activation_format = self.training.recipe.activations
-        copies = self.training.overheads.tensor_parallel_copies and not self.layout.tp_comm_overlap
-        sharding = LayerSharding(self.layout, self.activation_bytes, activation_format, has_copies=copies)
+        overheads = self.training.overheads
+        sharding = LayerSharding(
+            self.layout,
+            self.activation_bytes,
+            activation_format,
+            has_copies=overheads.tensor_parallel_copies and not self.layout.tp_comm_overlap,
+            gathers_per_linear=overheads.gathers_per_linear and not self.training.fuses_casts,
+            reduces_per_linear=overheads.gathers_per_linear,
+            gathers_logits=overheads.gathers_logits,
+        )
         if spec is None:
             return sharding
         casts, low_precision = self.training.recipe.casts, self.training.recipe.matmul_formats.low_precision

@@ -82,7 +82,7 @@ def _build_forward(
         kernels = _with_context(placed, placed.operator.forward, sharding.context_exchange(backward=False), work_type)
         if placed.starts_region:
             gather = sharding.gather_input(placed.operator.region_input_bytes)
-            amax = sharding.amax_operations(gather, work_type)
+            amax = sharding.amax_operations(gather, work_type) + _further(gather, placed, sharding, work_type)
             kernels = amax + _attach_comm_op(gather, kernels, 0, chunks, sharding.copy_of(gather))
         if placed.ends_region:
             reduction = sharding.reduce_output()
@@ -115,6 +115,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
         if placed.starts_region:
             reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
             weights = _attach_comm_op(reduction, weights, 0, overlap_chunks, sharding.copy_of(reduction))
+            weights = _further(reduction, placed, sharding, WorkType.BACKWARD) + weights
         operator_work.append(
             (placed, _mark_complete(inputs + weights, placed.operator.gradient_count, placed.operator.parameter_group))
         )
@@ -130,6 +131,7 @@ def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) ->
             reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
             chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(reduction)
             inputs = _attach_comm_op(reduction, inputs, len(inputs), chunks, copy)
+            inputs += _further(reduction, placed, sharding, WorkType.BACKWARD)
         operator_work.append((placed, inputs))
     return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
@@ -243,6 +245,7 @@ def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, ear
         kernels = _with_context(placed, placed.operator.recompute_kernels, exchange, WorkType.RECOMPUTE)
         gather = sharding.gather_input(placed.operator.region_input_bytes) if placed.starts_region else None
         chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
+        recomputed += _further(gather, placed, sharding, WorkType.RECOMPUTE) if kernels else []
         recomputed += _attach_comm_op(gather, kernels, 0, chunks, copy) if kernels else []
         recomputed += _join_operations(
             placed.operator.tp_collectives.after_forward if kernels else (), sharding.layout, WorkType.RECOMPUTE
@@ -440,6 +443,22 @@ def _attach_comm_op(
         overlap = Operation(CommOverlap(comm_op, kernel, chunks, is_first_chunk_local), work_type)
         return [*operations[:nearest], *before, overlap, *after, *operations[nearest + 1 :]]
     return [*operations[:index], *before, Operation(comm_op, work_type), *after, *operations[index:]]
+
+
+def _further(
+    comm_op: CommOp | None, placed: _PlacedOperator, sharding: LayerSharding, work_type: WorkType
+) -> list[Operation]:
+    """A region's collective and its copy once more, for every further linear layer that has one of its own."""
+    linear = placed.operator.linear
+    if comm_op is None or linear is None:
+        return []
+    is_gather = comm_op.collective is CollectiveType.ALL_GATHER
+    if not (sharding.gathers_per_linear if is_gather else sharding.reduces_per_linear):
+        return []
+    copy = sharding.copy_of(comm_op)
+    operations = [Operation(comm_op, work_type), *([] if copy is None else [Operation(copy, work_type)])]
+    ordered = operations if is_gather else operations[::-1]
+    return max(0, len(linear.projections) - 1) * ordered
 
 
 def _is_cast(operation: Operation) -> bool:

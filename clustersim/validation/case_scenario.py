@@ -50,6 +50,7 @@ _UNKNOWN_LAYOUT: Final = re.compile(r"unknown:[^;]*layout \(tp", re.IGNORECASE)
 _PIPELINE_LAYOUT: Final = re.compile(r"\b(?:layout |pp_layout=)(E[tmL|()*\d]+)")  # pipeline_model_parallel_layout
 _MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
 _MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
+_RECOMPUTED_LAYERS: Final = re.compile(r"layers:(\d+)")
 _QK_NORM_MODEL: Final = re.compile(r"qwen-?3", re.IGNORECASE)  # RMSNorms of queries and keys, one per head
 SIMULATED_PREFIX: Final = "simulated"
 """Prefix of `step_time_origin` where another simulator, not a measurement, gave the time."""
@@ -303,6 +304,9 @@ def _recompute_config(case: ValidationCase) -> Any:
     mode = case.text("recompute")
     if mode == "alternate-layers":
         return {"layers": case.positive_int("layers") // 2}
+    layers = _RECOMPUTED_LAYERS.fullmatch(mode)
+    if layers:
+        return {"layers": int(layers[1])}
     module_list = _RECOMPUTE_MODULES.fullmatch(mode)
     if module_list:
         return {"modules": module_list[1].split()}

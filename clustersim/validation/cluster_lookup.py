@@ -48,6 +48,10 @@ _GPU_BY_SOURCE: Final = {  # where the authors state elsewhere what they ran on
     # authors of torchao) June 2025
     ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
 }
+# NVIDIA's HGX boards of 4 GPUs have no switch: NVLink joins all pairs (NVIDIA developer blog: Introducing NVIDIA HGX
+# A100, November 2020; Introducing NVIDIA HGX H100, April 2022)
+_SWITCHED_NODES_OF_8: Final = ("dgx-a100", "hgx-a800", "dgx-h100", "hgx-h200")
+_BOARD_OF_4: Final = 4
 _PORT_BANDWIDTH: Final = {  # bytes/s of one port, where a row states the sum of a node only
     **{"dgx-2": 12.5e9, "dgx-a100": 25e9, "hgx-a800": 25e9, "alps-gh200": 25e9},
     **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
@@ -69,11 +73,20 @@ def cluster_config(case: ValidationCase) -> dict[str, Any]:
         config["accelerator"] = packaged.accelerator
     interconnect = case_interconnect(case)
     ports = _nic_overrides(interconnect.ports or NetworkPorts(), packaged)
-    node = {"nic": ports} if ports else {}
-    nvlink = _nvlink_overrides(interconnect, packaged)
+    board = _board_overrides(case, packaged)
+    node: dict[str, Any] = {"gpus": _BOARD_OF_4} if board else {}
+    if ports:
+        node["nic"] = ports
+    nvlink = board | _nvlink_overrides(interconnect, packaged)
     if nvlink:
         node["nvlink"] = nvlink
     return config | ({"node": node} if node else {})
+
+
+def _board_overrides(case: ValidationCase, packaged: PackagedCluster) -> dict[str, Any]:
+    """NVLink of a node of 4 GPUs, where the packaged one has 8 around a switch."""
+    has_board = case.text("gpus_per_node") == str(_BOARD_OF_4) and packaged.cluster_name in _SWITCHED_NODES_OF_8
+    return {"gpus": _BOARD_OF_4, "links": "all"} if has_board else {}
 
 
 def case_interconnect(case: ValidationCase) -> InterconnectSpec:

@@ -102,7 +102,8 @@ class FrameworkDefaults:
     with which arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); flash_version: what a row calls flash
     attention, None: the file's; ring_attention: None: as the file says; gpt_biases, gpt_dropout: GPT models have
     biases, and if so dropout; uniform_precision: weights, gradients and moments are in the compute format, without
-    master weights; logs_last_rank: memory is logged by the last rank.
+    master weights; reduces_in_fp32: but gradients are reduced in FP32; logs_last_rank: memory is logged by the last
+    rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -130,6 +131,7 @@ class FrameworkDefaults:
     is_dated: bool = False
     compiles_programs: bool = False
     uniform_precision: bool = False
+    reduces_in_fp32: bool = False
     logs_last_rank: bool = False
     unsharded_experts: bool = False
     fused_routing: bool = False
@@ -270,7 +272,8 @@ class FrameworkDefaults:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision or _UNIFORM_NOTE in case.text("notes"):
-            return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
+            reduced = {} if self.reduces_in_fp32 else {"gradients": high_precision}
+            return formats | reduced | {"master": "none", "moments": high_precision}
         stated = _GRADIENT_NOTE.search(case.text("notes"))
         if high_precision != "bf16":
             return formats | {"gradients": high_precision}
@@ -346,6 +349,8 @@ FRAMEWORKS: Final = (
     _TORCHTITAN,
     replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
+    # weights are converted to bf16 (profiling/benchmark.py), in which FSDP reduces (vectorlm/utils/model_utils.py)
+    FrameworkDefaults("vectorlm", framework="vectorlm", uniform_precision=True),
     _TRANSFORMERS_2025,
     replace(_TRANSFORMERS, name_substring="transformers 5.17", version="5.17"),
     _TRANSFORMERS,
@@ -362,6 +367,9 @@ FRAMEWORKS: Final = (
     FrameworkDefaults("open_lm", framework="open-lm"),
     FrameworkDefaults("tinyllama", framework="tinyllama"),
     FrameworkDefaults("fast-llm", framework="fast-llm"),
+    # weights are converted to bf16, gradients reduced in FP32: build_parallel_model and default_mp_policy of its
+    # distributed/parallel.py
+    FrameworkDefaults("kempnerforge", framework="kempnerforge", uniform_precision=True, reduces_in_fp32=True),
     FrameworkDefaults("paddle", framework="paddle"),
     # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
     # llmc/zero.cuh)

@@ -8,7 +8,14 @@ from clustersim.common.errors import InputError
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.framework_files import load_framework
 from clustersim.model.training import FusedKernel, LossImplementation
-from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, DdpStrategy, FullyShard, Zero1, Zero2
+from clustersim.parallel.data_parallel_strategy import (
+    DataParallelStrategy,
+    DdpStrategy,
+    FullyShard,
+    ReductionFrequency,
+    Zero1,
+    Zero2,
+)
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
@@ -76,6 +83,16 @@ def test_gh200_and_a800_have_their_own_clusters(gpu: str, interconnect: str, nod
     assert cluster.gpus_per_node == node_gpus
     total = cluster_config(step_case(**cells | {"interconnect": f"{node_gpus * 200}G"}))
     assert total["node"]["nic"] == {"per_node": node_gpus, "bandwidth": f"{port!r} B/s"}
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb"])
+def test_nodes_of_four_gpus_have_links_between_all_pairs(gpu: str) -> None:
+    """A pair has a third of a GPU's NVLinks, two nodes of 8 GPUs have what their switch gives."""
+    rows = (step_case(**DP_ONLY, gpu=gpu, gpus_per_node=per_node) for per_node in ("4", "8"))
+    board, switched = (Scenario.from_mapping(scenario_mapping(row)).cluster for row in rows)
+    assert (board.gpus_per_node, switched.gpus_per_node) == (4, 8)
+    assert board.fabric.node.nvlink.direct_links is not None
+    assert switched.fabric.node.nvlink.direct_links is None
 
 
 def test_weights_are_sharded_over_cp_ranks_too() -> None:
@@ -374,3 +391,21 @@ def test_notes_set_the_loss_and_the_format_of_gradients(notes: str, loss: str, g
     case = step_case(**DP_ONLY, framework="torchtitan", year="2025", notes=notes)
     assert build_scenario(case).training.loss.value == loss
     assert build_scenario(case).training.recipe.weight_formats.gradients.value == gradients
+
+
+def test_a_row_states_how_many_layers_are_recomputed() -> None:
+    assert scenario_mapping(step_case(recompute="layers:3"))["training"]["recompute"] == {"layers": 3}
+    with pytest.raises(CannotPredictError, match="layers:all is not modelled"):
+        scenario_mapping(step_case(recompute="layers:all"))
+
+
+@pytest.mark.parametrize(("framework", "gradients"), [("KempnerForge", "fp32"), ("VectorLM (transformers)", "bf16")])
+def test_software_that_trains_in_bf16_alone_reduces_once_in_a_format_of_its_own(framework: str, gradients: str) -> None:
+    """Both leave all reductions but the last microbatch's out (set_requires_gradient_sync, no_sync)."""
+    cells = {"pp": "1", "tp": "1", "dp": "8", "zero_stage": "3", "global_batch": "32", "schedule": ""}
+    scenario = build_scenario(step_case(framework=framework, **cells))
+    data, formats = scenario.layout.data, scenario.training.recipe.weight_formats
+    assert isinstance(data, FullyShard)
+    assert data.reduce is ReductionFrequency.LAST_MICROBATCH
+    assert formats.gradients.value == gradients
+    assert formats.master is None

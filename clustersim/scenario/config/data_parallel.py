@@ -71,7 +71,7 @@ class FsdpConfig(ConfigModel):
     zero_hpz_partition_size: Degree | None = None
     """group size of secondary parameter shards, from which backward gathers (hpZ of ZeRO++); left out: none"""
     reduce: Annotated[ReductionFrequency | None, enum_parser(ReductionFrequency)] = None
-    """when gradients are reduced; left out: every_microbatch, with a pipeline last_microbatch"""
+    """when gradients are reduced; left out: mostly every_microbatch, with a pipeline last_microbatch"""
     single_parameters: bool = False
     """each parameter is gathered, and its gradient reduced, by its own collective (SimpleFSDP without bucketing)"""
 
@@ -83,7 +83,8 @@ class FsdpConfig(ConfigModel):
 
     def strategy(self, defaults: LayoutDefaults) -> DataParallelStrategy:
         """The strategy as the simulator represents it. defaults: the framework's."""
-        return FullyShard(**{"copies": defaults.copies, **self.stated_values()})
+        reduce = ReductionFrequency.LAST_MICROBATCH if defaults.no_sync else None
+        return FullyShard(**{"copies": defaults.copies, "reduce": reduce, **self.stated_values()})
 
 
 class HsdpConfig(FsdpConfig):

@@ -99,6 +99,10 @@ class OverheadsConfig(ConfigModel):
     """normalized queries and keys are gathered over tensor-parallel ranks, which rotate all heads;
     left out: the framework's
     """
+    gathers_per_linear: bool | None = None
+    """every column-parallel layer gathers its input by itself under sequence parallelism; left out: the framework's"""
+    gathers_logits: bool | None = None
+    """logits are gathered over tensor-parallel ranks, which all compute the whole loss; left out: the framework's"""
     ring_attention: Annotated[RingAttention | None, enum_parser(RingAttention)] = None
     """whether ring attention is one kernel, or one for each block of keys, merged in FP32; left out: the framework's"""
     repeats_kv: bool | None = None
