@@ -84,8 +84,9 @@ def watched_memory(warn: Callable[[str], None]) -> Iterator[None]:
 
 def _resident_bytes() -> Bytes | None:
     """Bytes that this process and its workers have in memory; None where the system does not say."""
-    own = _resident_bytes_of("self")
-    return None if own is None else own + sum(_resident_bytes_of(child) or 0.0 for child in _child_processes())
+    resident = _resident_bytes_of("self")
+    children = sum(_resident_bytes_of(child) or 0.0 for child in _child_processes())
+    return None if resident is None else resident + children
 
 
 def _resident_bytes_of(process: str) -> Bytes | None:
