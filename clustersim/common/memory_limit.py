@@ -55,7 +55,7 @@ def memory_capacity() -> Bytes | None:
 
 @contextmanager
 def watched_memory(warn: Callable[[str], None]) -> Iterator[None]:
-    """Call `warn` with a sentence, once, before the process has taken half of the memory that it may take."""
+    """Call `warn` with a sentence, once, before the process and its workers have taken half of what they may take."""
     capacity = memory_capacity()
     if capacity is None or _resident_bytes() is None:
         yield
@@ -68,8 +68,8 @@ def watched_memory(warn: Callable[[str], None]) -> Iterator[None]:
             if taken > _WARNED_SHARE * capacity:
                 warn(
                     f"{format_bytes(taken)} of memory are taken, and soon more than half of the "
-                    f"{format_bytes(capacity)} that this process may take; a smaller cluster, fewer steps or fewer "
-                    "microbatches take less"
+                    f"{format_bytes(capacity)} that this process may take; a smaller cluster, fewer steps, fewer "
+                    "microbatches or fewer workers take less"
                 )
                 return
 
@@ -83,11 +83,24 @@ def watched_memory(warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def _resident_bytes() -> Bytes | None:
-    """Bytes that this process has in memory; None where the system does not say."""
+    """Bytes that this process and its workers have in memory; None where the system does not say."""
+    resident = _resident_bytes_of("self")
+    children = sum(_resident_bytes_of(child) or 0.0 for child in _child_processes())
+    return None if resident is None else resident + children
+
+
+def _resident_bytes_of(process: str) -> Bytes | None:
     with suppress(OSError, ValueError, IndexError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        pages = int(Path("/proc", process, "statm").read_text(encoding="ascii").split()[1])
         return float(pages * os.sysconf("SC_PAGE_SIZE"))
     return None
+
+
+def _child_processes() -> Iterator[str]:
+    """Ids of the processes that threads of this one have started and that run; none where the system does not say."""
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(OSError, ValueError):  # a thread that has ended meanwhile
+            yield from (thread / "children").read_text(encoding="ascii").split()
 
 
 def _address_space() -> Bytes | None:

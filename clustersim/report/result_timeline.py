@@ -109,7 +109,7 @@ def _timeline_spans(
     span_of_event[events] = np.arange(len(events))
     texts: dict[str, int] = {}
     columns = _task_columns(result, ranks, texts)[:, row, trace.task[events]]
-    waiting_since = np.where(lane == 0, trace.queued[events], trace.ready[events])
+    waiting_since = np.where(lane == 0, trace.queued_times(events), trace.ready[events])
     return TimelineSpans(
         row=row,
         lane=lane,

@@ -58,7 +58,6 @@ def _select_events(trace: Trace, events: IntArray) -> Trace:
         rank=trace.rank[events],
         task=trace.task[events],
         stream=trace.stream[events],
-        queued=trace.queued[events],
         ready=trace.ready[events],
         start=trace.start[events],
         end=trace.end[events],

@@ -2,7 +2,6 @@
 
 Times are seconds from the start of the step:
 
-    queued   the stream reached the task (its predecessor on the stream had ended)
     ready    everything that the task depends on, on its own rank, had ended
     start    it began: a collective when its last member had arrived, a transfer when its data could move
     end      it was done
@@ -12,12 +11,12 @@ Times are seconds from the start of the step:
         and overlapped communication of the same operation that takes longer because links are shared
     contended  seconds inside the span by which link sharing delayed communication that no kernel hides
 
-so `ready - queued` is waiting for own tasks, `start - ready` is waiting for other ranks, and `end - start` is
-computation or transfer, except for `waited`. `blocking_event` is, for a segment in which ranks synchronize,
-the event of the same task on the rank that waited least, for which the others waited; otherwise the event
-itself. `critical_predecessor` is the event whose end allowed the start (-1: none, it could start with the
-step). The order of events is unspecified. Ranks of one symmetry class have equal timelines:
-`representative[r]` is the simulated rank that stands for rank r.
+so `start - ready` is waiting for other ranks, and `end - start` is computation or transfer, except for `waited`. When
+the stream reached the task, from when on it waited for own tasks, follows from the others (`Trace.queued_times`).
+`blocking_event` is, for a segment in which ranks synchronize, the event of the same task on the rank that waited
+least, for which the others waited; otherwise the event itself. `critical_predecessor` is the event whose end allowed
+the start (-1: none, it could start with the step). The order of events is unspecified. Ranks of one symmetry class
+have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
 """
 
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Self
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IndexArray, IntArray
+from clustersim.program.task import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,6 @@ class Trace:
     rank: IndexArray
     task: IndexArray
     stream: IndexArray
-    queued: FloatArray
     ready: FloatArray
     start: FloatArray
     end: FloatArray
@@ -86,6 +85,22 @@ class Trace:
         """[n] exposed delay of each event by link sharing."""
         seconds = np.bincount(self.contention.event, self.contention.exposed_delay, minlength=len(self))
         return seconds.astype(np.float64, copy=False)
+
+    def queued_times(self, events: IntArray) -> FloatArray:
+        """[events] seconds at which the stream reached each: the end of the stream's event before, else 0.
+
+        A receive is posted beforehand, so its stream reaches it when it starts. events: with each, all earlier ones of
+        its stream.
+        """
+        order = np.lexsort((self.task[events], self.stream[events], self.rank[events]))
+        events = events[order]
+        rank, stream = self.rank[events], self.stream[events]
+        follows = (rank[1:] == rank[:-1]) & (stream[1:] == stream[:-1])
+        queued = np.zeros(len(events))
+        queued[order[1:]] = np.where(follows, self.end[events[:-1]], 0.0)
+        is_receive = stream == Stream.RECEIVE
+        queued[order[is_receive]] = self.start[events[is_receive]]
+        return queued
 
     @property
     def makespan(self) -> float:

@@ -13,6 +13,7 @@ from clustersim.cli.outputs import Outputs
 from clustersim.cli.run import run_scenario
 from clustersim.common import data_files
 from clustersim.report.export import write_traces
+from clustersim.results import timing_sensitivity
 from clustersim.scenario.validation_rules import warnings
 from tests.cli.conftest import TWO_TIERS, CommandRunner
 from tests.report.small_trace import slices
@@ -228,6 +229,28 @@ def test_descriptions_are_printed_verbatim(clustersim: CommandRunner, tmp_path: 
     done = clustersim("topology", "graph.json")
     assert (done.returncode, done.stderr) == (0, "")
     assert "for the [/red] team [bold]" in done.stdout
+
+
+def test_run_says_how_far_a_chaotic_step_moves(
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without thresholds every step counts as chaotic: kernels slower by parts in 10^12 move it by about as much."""
+    command = ("run", plan, "--json", "run.json", "--html", "run.html")
+    quiet = clustersim(*command)
+    assert json.loads((tmp_path / "run.json").read_text())["timing_sensitivity"] is None
+    assert "chaotic" not in quiet.stdout + _shown_text(tmp_path / "run.html")
+    monkeypatch.setattr(timing_sensitivity, "MIN_DELAYED_OPERATIONS", 0)
+    monkeypatch.setattr(timing_sensitivity, "MIN_REPORTED_SPREAD", 0.0)
+    chaotic = clustersim(*command)
+    low, high = json.loads((tmp_path / "run.json").read_text())["timing_sensitivity"]
+    assert 1.0 - 1e-11 < low <= 1.0 < high < 1.0 + 1e-11
+    assert re.search(r"^chaotic +[+-]0\.00% to \+0\.00%", chaotic.stdout, re.MULTILINE)
+    assert "chaotic step" in _shown_text(tmp_path / "run.html")
+
+
+def _shown_text(page: Path) -> str:
+    """The text of a page without its scripts."""
+    return re.sub(r"<script.*?</script>", "", page.read_text(), flags=re.DOTALL)
 
 
 def test_slow_simulation_is_announced_first(

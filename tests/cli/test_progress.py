@@ -4,10 +4,17 @@ import io
 import re
 import sys
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clustersim import simulation
 from clustersim.cli import progress
+from clustersim.cli.outputs import Outputs
+from clustersim.cli.run import run_scenario
+from clustersim.cli.terminal import with_escaped_streams
+from clustersim.common import memory_limit
 from clustersim.engine.task_progress import TaskProgress
 
 
@@ -58,3 +65,30 @@ def test_simulations_show_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = stream.getvalue().splitlines()
     shown = r"simulating a step of 8 GPUs(: tasks, (0 of 9|3 of 5))?, \d+ s"
     assert all(re.fullmatch(shown, line) for line in lines)
+
+
+def test_run_shows_what_it_simulates_and_how_far_it_is(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is held until its progress is shown, as one is that takes long."""
+    stream, simulate = WatchedStream("tasks, "), simulation.simulate
+    monkeypatch.setattr(progress, "LINE_INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "ASK_SECONDS", 0.001)
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    def simulate_and_wait(*arguments: Any) -> Any:
+        result = simulate(*arguments)
+        assert stream.wait()
+        return result
+
+    monkeypatch.setattr(simulation, "simulate", simulate_and_wait)
+    run_scenario(plan, [], Outputs(table=False))
+    shown = r"simulating a step of 8 GPUs(: tasks, \d+ of [1-9]\d*)?, \d+ s|writing results, \d+ s"
+    assert all(re.fullmatch(shown, line) for line in stream.getvalue().splitlines())
+
+
+def test_a_command_warns_of_its_memory_on_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = WatchedStream("warning: ")
+    monkeypatch.setattr(memory_limit, "_WATCH_SECONDS", 0.001)
+    monkeypatch.setattr(memory_limit, "memory_capacity", lambda: 1e6)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert with_escaped_streams(stream.wait)()
+    assert re.fullmatch(r"warning: .* of memory are taken, .* of the 976.6 KiB that .*\n", stream.getvalue())

@@ -1,10 +1,15 @@
 """Memory: a limit is a sentence, and half of it is said beforehand."""
 
+import subprocess
+import sys
+
 import pytest
 
 from clustersim.common import memory_limit
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.memory_limit import as_short_memory, memory_capacity, watched_memory
+
+HOLDS_100_MB = "held = bytearray(10**8); print(flush=True); input()"
 
 
 def test_short_memory_is_a_sentence() -> None:
@@ -30,3 +35,18 @@ def test_half_of_the_memory_is_said_once(monkeypatch: pytest.MonkeyPatch, capaci
         while time.monotonic() < deadline and len(said) < max(count, 1):
             time.sleep(0.005)
     assert len(said) == count
+
+
+def test_workers_count() -> None:
+    """A process that a command has started holds memory of the machine as well."""
+    before = memory_limit._resident_bytes()
+    assert before is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_100_MB], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        during = memory_limit._resident_bytes()
+        worker.communicate(b"\n")
+    assert during is not None
+    assert during - before > 0.9e8

@@ -102,7 +102,8 @@ def trace_spans(trace: Trace) -> list[tuple[int, int, float, float]]:
 def task_times(trace: Trace, rank: int, task: int) -> tuple[float, float, float, float]:
     """(queued, ready, start, end) of one task."""
     event = event_index(trace, rank, task)
-    return tuple(float(column[event]) for column in (trace.queued, trace.ready, trace.start, trace.end))  # type: ignore[return-value]
+    queued = trace.queued_times(np.arange(len(trace)))
+    return tuple(float(column[event]) for column in (queued, trace.ready, trace.start, trace.end))  # type: ignore[return-value]
 
 
 def event_index(trace: Trace, rank: int, task: int) -> int:

@@ -13,7 +13,7 @@ from clustersim.program.task import Segment
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.simulation import simulate
 
-TIMES = "queued", "ready", "start", "end", "waited", "slowed"
+TIMES = "ready", "start", "end", "waited", "slowed"
 EVENTS = "rank", "task", "stream", "critical_predecessor", "blocking_event"
 
 

@@ -42,7 +42,7 @@ def assert_equal_runs(
     )
     for column in ("rank", "task", "stream"):
         assert _column(trace, column, orders[0]).tolist() == _column(other_trace, column, orders[1]).tolist()
-    for column in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
+    for column in ("ready", "start", "end", "waited", "slowed", "contended"):
         difference = _column(trace, column, orders[0]) - _column(other_trace, column, orders[1])
         assert np.abs(difference).max(initial=0.0) <= tolerance, column
     for column in ("critical_predecessor", "blocking_event"):

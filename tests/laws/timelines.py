@@ -7,11 +7,11 @@ from clustersim.trace.trace import Trace
 
 
 def timeline(trace: Trace, rank: int) -> FloatArray:
-    """[tasks, 8]: stream, queued, ready, start, end, waited, slowed and contended of every task of a rank, by task."""
+    """[tasks, 7]: stream, ready, start, end, waited, slowed and contended of every task of a rank, by task."""
     event_indices = np.flatnonzero(trace.rank == trace.representative[rank])
     event_indices = event_indices[np.argsort(trace.task[event_indices])]
     assert trace.task[event_indices].tolist() == list(range(len(event_indices))), "every task once"
-    times = trace.queued, trace.ready, trace.start, trace.end, trace.waited, trace.slowed, trace.contended
+    times = trace.ready, trace.start, trace.end, trace.waited, trace.slowed, trace.contended
     return np.stack([trace.stream[event_indices], *(column[event_indices] for column in times)], axis=1)
 
 

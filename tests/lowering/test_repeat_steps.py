@@ -224,7 +224,7 @@ def test_the_first_step_is_unchanged_and_n_steps_take_at_most_n_times(cost: Unit
 
 
 def selected_columns(trace: Trace, selected: np.ndarray) -> list[list[float]]:
-    columns = trace.rank, trace.task, trace.queued, trace.ready, trace.start, trace.end
+    columns = trace.rank, trace.task, trace.ready, trace.start, trace.end
     return [column[selected].tolist() for column in columns]
 
 

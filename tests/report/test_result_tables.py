@@ -40,7 +40,8 @@ def test_span_times_are_those_of_the_trace() -> None:
     tasks = spans["operation"] < 0
     assert spans.row_count == count_spans(result())
     assert set(spans["rank"].tolist()) == set(trace.simulated_ranks.tolist())
-    for name in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
+    assert np.array_equal(np.sort(spans["queued"][tasks]), np.sort(trace.queued_times(np.arange(len(trace)))))
+    for name in ("ready", "start", "end", "waited", "slowed", "contended"):
         assert np.array_equal(np.sort(spans[name][tasks]), np.sort(getattr(trace, name)))
     assert spans["end"].max() == pytest.approx(result().to_json()["step_time_s"])
     operations = result().operation_spans(4)

@@ -61,7 +61,8 @@ def test_times_equal_the_trace(tmp_path: Path) -> None:
     trace = result.trace
     rows = trace.rank_events(4)
     assert {row["simulated_rank"] for row in tasks} == {"4"}
-    for name in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
+    assert sorted(float(row["queued"]) for row in tasks) == sorted(trace.queued_times(rows).tolist())
+    for name in ("ready", "start", "end", "waited", "slowed", "contended"):
         assert sorted(float(row[name]) for row in tasks) == sorted(getattr(trace, name)[rows].tolist())
 
 

@@ -1,6 +1,7 @@
 """Terminal output of a run: order, labels and colours."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,6 +84,14 @@ def test_suggestions_and_prediction_interval_lines() -> None:
     text = render_terminal(result)
     assert "suggestion: --set layout.tp=8 would fit" in text
     assert "as fast as others" in text.splitlines()
+
+
+def test_a_chaotic_step_has_a_row_of_its_spread() -> None:
+    quiet = simulate_pipeline()
+    chaotic = replace(quiet, perturbed_step_times=(0.99 * quiet.step_time, 1.02 * quiet.step_time))
+    (row,) = (line for line in render_terminal(chaotic).splitlines() if line.startswith("chaotic "))
+    assert "-1.00% to +2.00%" in row
+    assert "chaotic" not in render_terminal(quiet)
 
 
 def test_limitations_are_one_line() -> None:

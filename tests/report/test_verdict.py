@@ -76,6 +76,13 @@ def test_run_with_tokens_has_duration_and_cost() -> None:
     )
 
 
+def test_a_chaotic_step_has_its_spread_among_the_key_figures() -> None:
+    quiet = simulate_pipeline()
+    chaotic = replace(quiet, perturbed_step_times=(0.99 * quiet.step_time, 1.02 * quiet.step_time))
+    assert "chaotic step -1.00% to +2.00%" in verdict_text(chaotic)
+    assert "chaotic" not in verdict_text(quiet)
+
+
 def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPatch) -> None:
     def verdict_with_help(loss_help: LossRemedies | None) -> str:
         monkeypatch.setattr(verdict, "largest_losses", lambda *_: [(TP_LOSS, loss_help)])

@@ -90,3 +90,6 @@ def test_a_chaotic_step_says_by_how_much() -> None:
     assert module.MIN_REPORTED_SPREAD <= sensitivity.spread < 0.02
     fine = simulate(scenario.changed({"cost.coalesce": False})).step_time / result.step_time
     assert 1e-9 < abs(fine - 1.0) < 0.02
+    unperturbed = replace(result, perturbed_step_times=())
+    assert result.relative_interval.low == pytest.approx(unperturbed.relative_interval.low * sensitivity.low)
+    assert result.relative_interval.high == pytest.approx(unperturbed.relative_interval.high * sensitivity.high)

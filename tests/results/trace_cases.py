@@ -98,7 +98,6 @@ class TraceCase:
             rank=np.array([event.rank for event in self.events], dtype=np.int64),
             task=np.array(task_ids, dtype=np.int64),
             stream=np.array([event.stream for event in self.events], dtype=np.int64),
-            queued=start,
             ready=start,
             start=start,
             end=np.array([event.end for event in self.events], dtype=float),

@@ -62,6 +62,9 @@ RELATIVE_ROUNDING: Final = 1e-12
 SpanRecord = tuple[int, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
 """Rank, task, stream, predecessor; queued, ready, start, end; seconds lost inside it (`WaitAndSlowdown`).
 
+Queued is when the stream reached the task: periods are equal only if they also began equally
+(`fast_forward.period_comparison`).
+
 The predecessor is the key of the event whose end allowed the start: rank * `EVENT_KEY_STRIDE` + task; -1:
 none.
 """
@@ -167,7 +170,7 @@ class Recorder:
         """The trace, with repetitions unrolled; its spans leave the recorder."""
         columns = self._take_columns()
         rank, task, stream, predecessor = np.ascontiguousarray(columns[:, : TIMES.start].T, dtype=np.int64)
-        queued, ready, start, end, waited, slowed = np.ascontiguousarray(columns[:, TIMES.start :].T)
+        ready, start, end, waited, slowed = np.ascontiguousarray(columns[:, TIMES.start + 1 :].T)
         del columns  # 64 MB of 1,048,576 GPUs
         events = _EventIndex.from_columns(rank, task)
         return Trace(
@@ -176,7 +179,6 @@ class Recorder:
             stream=stream,
             critical_predecessor=np.where(predecessor < 0, -1, events.lookup(predecessor)),
             blocking_event=self._blocking_events(events, waited),
-            queued=queued,
             ready=ready,
             start=start,
             end=end,

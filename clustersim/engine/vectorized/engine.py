@@ -138,9 +138,7 @@ class VectorizedEngine:
             comm_op = batch.program.tasks[arrival.task_id].comm_op  # type: ignore[union-attr]
             batch_start = start[begin:stop]
             end = batch_start + self._cost.comm_seconds(batch.ranks, comm_op)
-            batch.finish_task(
-                arrival.task_id, BatchSpan(times.queued, times.ready, batch_start, end, predecessor[begin:stop])
-            )
+            batch.finish_task(arrival.task_id, BatchSpan(times.ready, batch_start, end, predecessor[begin:stop]))
             begin = stop
 
     def _run_send(self, batch_index: int, task_id: int, task: SendTask) -> None:
@@ -148,12 +146,12 @@ class VectorizedEngine:
         batch, comm_group = self._batches[batch_index], task.comm_op.comm_group
         times = batch.ready_times(task_id)
         end = times.ready + self._cost.comm_seconds(batch.ranks, task.comm_op)
-        batch.finish_task(task_id, BatchSpan(times.queued, times.ready, times.ready, end, times.predecessor))
+        batch.finish_task(task_id, BatchSpan(times.ready, times.ready, end, times.predecessor))
         receiver, sender_position = self._receiver_batch(batch_index, comm_group)
         start = times.ready[sender_position]
         receive_id = self._receive_tasks[receiver][comm_group, task.tag]
         self._batches[receiver].finish_task(
-            receive_id, BatchSpan(start, start, start, end[sender_position], times.predecessor[sender_position])
+            receive_id, BatchSpan(start, start, end[sender_position], times.predecessor[sender_position])
         )
 
     def _receiver_batch(self, batch_index: int, comm_group: str) -> tuple[int, IntArray]:

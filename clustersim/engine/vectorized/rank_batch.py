@@ -28,9 +28,8 @@ from clustersim.program.task import OVERLAPPING_STREAMS, Segment, Stream
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyTimes:
-    """When the ranks of a batch reach a task and can start it, and the events that decide it: [ranks] each."""
+    """When the ranks of a batch can start a task, and the events that decide it: [ranks] each."""
 
-    queued: FloatArray
     ready: FloatArray
     predecessor: IntArray
 
@@ -80,15 +79,14 @@ class RankBatch:
         """When a task can start, as far as its own rank is concerned."""
         events, stream = self.events, self.program.streams[task_id]
         previous = self._last_tasks.get(stream)
-        queued = np.zeros(len(self.ranks)) if previous is None else events.end[previous]
+        ready = np.zeros(len(self.ranks)) if previous is None else events.end[previous]
         predecessor = np.full(len(self.ranks), -1) if previous is None else events.event_indices(previous)
-        ready = queued
         for dependency in self.program.tasks[task_id].depends_on:
             end = events.end[dependency]
             is_after = end > ready
             predecessor = np.where(is_after | (predecessor < 0), events.event_indices(dependency), predecessor)
             ready = np.where(is_after, end, ready)
-        return ReadyTimes(queued, ready, predecessor)
+        return ReadyTimes(ready, predecessor)
 
     def finish_task(self, task_id: int, span: BatchSpan) -> None:
         """Write the spans of a task."""
@@ -159,7 +157,7 @@ class RankBatch:
             self.events.blocking_event[task_id] = self.events.event_indices(task_id)[
                 blocking_ranks(durations, run.waited)
             ]
-        self.finish_task(task_id, BatchSpan(times.queued, times.ready, times.ready, run.end, times.predecessor))
+        self.finish_task(task_id, BatchSpan(times.ready, times.ready, run.end, times.predecessor))
 
 
 def _required_computes(program: RankProgram, task_ids: list[int]) -> list[int]:

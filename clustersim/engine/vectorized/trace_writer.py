@@ -14,7 +14,6 @@ from clustersim.trace.trace import ContentionDelays, Trace
 class BatchSpan:
     """Spans of the ranks of a batch in one task: [ranks] each. predecessor: trace events."""
 
-    queued: FloatArray
     ready: FloatArray
     start: FloatArray
     end: FloatArray
@@ -27,7 +26,6 @@ class BatchEvents:
 
     first_event: int
     ranks: IntArray
-    queued: FloatArray
     ready: FloatArray
     start: FloatArray
     end: FloatArray
@@ -38,14 +36,13 @@ class BatchEvents:
 
     def write_span(self, task_id: int, span: BatchSpan) -> None:
         """Write the spans of a task."""
-        self.queued[task_id], self.ready[task_id] = span.queued, span.ready
-        self.start[task_id], self.end[task_id] = span.start, span.end
+        self.ready[task_id], self.start[task_id], self.end[task_id] = span.ready, span.start, span.end
         self.predecessor[task_id] = span.predecessor
 
     def own_part(self, column: IndexArray) -> IndexArray:
         """The batch's part of a column over all events: [tasks, ranks], a view."""
-        end = self.first_event + self.queued.size
-        return column[self.first_event : end].reshape(self.queued.shape)
+        end = self.first_event + self.ready.size
+        return column[self.first_event : end].reshape(self.ready.shape)
 
     def event_indices(self, task_id: int) -> IntArray:
         """Trace events of a task: [ranks]."""
@@ -67,13 +64,13 @@ class TraceWriter:
         tasks = [len(program_tasks.tasks) for program_tasks in program.programs]
         sizes = [task_count * len(ranks) for task_count, ranks in zip(tasks, program_ranks, strict=True)]
         offsets = np.concatenate(([0], np.cumsum(sizes))).tolist()
-        times, event_links = np.zeros((6, offsets[-1])), np.empty((2, offsets[-1]), dtype=_index_type(offsets[-1]))
+        times, event_links = np.zeros((5, offsets[-1])), np.empty((2, offsets[-1]), dtype=_index_type(offsets[-1]))
         event_links[0], event_links[1] = -1, np.arange(offsets[-1])
         batches = [
             _batch_events(
                 begin,
                 ranks,
-                times[:, begin:end].reshape(6, task_count, -1),
+                times[:, begin:end].reshape(5, task_count, -1),
                 event_links[:, begin:end].reshape(2, task_count, -1),
             )
             for begin, end, task_count, ranks in zip(offsets[:-1], offsets[1:], tasks, program_ranks, strict=True)
@@ -89,10 +86,10 @@ class TraceWriter:
         stream = np.empty(event_count, dtype=np.int8)
         for batch in self.batches:
             batch.own_part(rank)[:] = batch.ranks
-            batch.own_part(task)[:] = np.arange(len(batch.queued))[:, None]
+            batch.own_part(task)[:] = np.arange(len(batch.ready))[:, None]
             rank_program = program.programs[int(program.program_index[batch.ranks[0]])]
             batch.own_part(stream)[:] = np.array(rank_program.streams)[:, None]
-        queued, ready, start, end, waited, slowed = self.times
+        ready, start, end, waited, slowed = self.times
         predecessor, blocking = self.event_links
         return Trace(
             rank=rank,
@@ -100,7 +97,6 @@ class TraceWriter:
             stream=stream,
             critical_predecessor=predecessor,
             blocking_event=blocking,
-            queued=queued,
             ready=ready,
             start=start,
             end=end,

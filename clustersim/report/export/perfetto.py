@@ -115,23 +115,32 @@ def _load_protobuf() -> Any:
 
 
 class _TrackSpans(NamedTuple):
-    """Spans of one track. track: index within the rank's stream; flow_ids: [spans] as in `FlowIds`."""
+    """Spans of one track. track: index within the rank's stream; flow_ids: [spans] as in `FlowIds`.
+
+    waited: [spans] seconds that a task waited before its start, of passes also for own tasks; NaN for operations.
+    """
 
     rank: int
     stream: Stream
     track: int
     spans: SpanTable
     flow_ids: IntArray
+    waited: FloatArray
 
 
 def _tracks(rank: int, spans: SpanTable, flow_id_source: FlowIds) -> Iterator[_TrackSpans]:
     """The spans of a rank, stream by stream, track by track."""
     stream, flow_ids, is_task = spans.stream, flow_id_source.flow_ids(rank, spans), spans.is_task
+    waited = spans.start - np.where(
+        stream == Stream.COMPUTE, spans.queued, spans.task_column(spans.trace.ready, np.nan)
+    )
     track = assign_tracks(stream[is_task], spans.start[is_task], spans.end[is_task])[np.cumsum(is_task) - 1]
     for stream_id in np.unique(stream).tolist():
         for track_index in range(int(track[stream == stream_id].max()) + 1):
             selection = (stream == stream_id) & (track == track_index)
-            yield _TrackSpans(rank, Stream(stream_id), track_index, spans.select(selection), flow_ids[selection])
+            yield _TrackSpans(
+                rank, Stream(stream_id), track_index, spans.select(selection), flow_ids[selection], waited[selection]
+            )
 
 
 def _task_of_event(result: SimulationResult, event: int) -> tuple[int, Task]:
@@ -150,13 +159,16 @@ def _task_arguments(result: SimulationResult, description: SpanDescription, task
     )
 
 
-def _wait_arguments(result: SimulationResult, event: int, cause: int, gap_seconds: Seconds) -> Arguments:
-    """Cause of a task's start (-1 for none), its wait and slowdown. gap_seconds: seconds between its operations."""
-    trace, (program_index, _) = result.trace, _task_of_event(result, event)
-    waiting_since = trace.queued if trace.stream[event] == Stream.COMPUTE else trace.ready
-    waited, slowed = float(trace.start[event] - waiting_since[event]), float(trace.slowed[event])
+def _slowdown_arguments(waited: Seconds, slowed: Seconds) -> Arguments:
+    """Seconds that a task waited before its start, and that others slowed it."""
     arguments: Arguments = {"waited_us": waited * 1e6} if waited > 0 else {}
-    arguments |= {"slowed_us": slowed * 1e6} if slowed > 0 else {}
+    return arguments | ({"slowed_us": slowed * 1e6} if slowed > 0 else {})
+
+
+def _cause_arguments(result: SimulationResult, event: int, cause: int, gap_seconds: Seconds) -> Arguments:
+    """Cause of a task's start, -1 for none. gap_seconds: seconds between its operations."""
+    program_index, _ = _task_of_event(result, event)
+    arguments: Arguments = {}
     if cause >= 0:
         cause_program, cause_task = _task_of_event(result, cause)
         location = "" if program_index == cause_program else f" on {stage_name(result.scenario, cause_program)}"
@@ -248,9 +260,9 @@ class _PacketWriter:
             description, trace_event = spans.descriptions[spans.description[row]], int(spans.event[row])
             _, task = _task_of_event(result, trace_event)
             arguments = _task_arguments(result, description, task)
-            arguments |= (
-                _wait_arguments(result, trace_event, cause, gap_seconds) if description.kind != "receive" else {}
-            )
+            if description.kind != "receive":
+                arguments |= _slowdown_arguments(float(track_spans.waited[row]), float(spans.trace.slowed[trace_event]))
+                arguments |= _cause_arguments(result, trace_event, cause, gap_seconds)
             event = self._begin_event(track, task_title(task, result.scenario), description.category.label, arguments)
             prefix = _packet_prefix(event, _FLOW_TAG if track_spans.flow_ids[row] != NO_FLOW else b"")
             operations = chain.from_iterable(islice(operation_bytes, count))

@@ -68,6 +68,13 @@ class SpanTable:
         """[n] stream of the rank that runs it."""
         return self.trace.stream[self.event]
 
+    @property
+    def queued(self) -> FloatArray:
+        """[n] seconds at which its stream reached a task; NaN for operations inside tasks."""
+        queued = np.full(len(self), np.nan)
+        queued[self.is_task] = self.trace.queued_times(self.event[self.is_task])
+        return queued
+
     def task_column(self, column: NDArray[Any], fill: float) -> NDArray[Any]:
         """[n] a column of the trace; `fill` for operations inside tasks."""
         return np.where(self.is_task, column[self.event], fill)

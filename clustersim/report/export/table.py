@@ -75,7 +75,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
 _FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 MAX_ROWS: Final = 5_000_000
 """Maximum number of rows in memory: 1.5 GB."""
-_TASK_COLUMNS: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks only
+_TASK_COLUMNS: Final = ("ready", "waited", "slowed", "contended")  # of tasks only
 _DESCRIPTION_COLUMNS: Final = (
     "kind",
     "name",
@@ -126,7 +126,7 @@ def build_columns(result: SimulationResult, rank: TraceRank, spans: SpanTable) -
         name: _to_array([getattr(description, name) for description in spans.descriptions])[spans.description]
         for name in _DESCRIPTION_COLUMNS
     }
-    columns |= {name: getattr(spans, name) for name in ("start", "end", "task", "operation")}
+    columns |= {name: getattr(spans, name) for name in ("queued", "start", "end", "task", "operation")}
     columns["category"] = _to_array([label.category.label for label in spans.descriptions])[spans.description]
     columns["stream"] = _to_array([STREAM_LABELS[stream] for stream in Stream])[spans.stream]
     columns["predecessor_rank"] = np.where(cause < 0, -1, predecessor_rank)
