@@ -154,7 +154,7 @@ def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...
 
 
 def load_machine(
-    name_or_path: str, allocation: Allocation, job_gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+    name_or_path: str, allocation: Allocation, job_gpus: int | None, overrides: Mapping[str, Any] | None
 ) -> Cluster:
     """Like `load_cluster`, but with as many GPUs as the allocation needs for a job of `job_gpus` (None: the file's).
 

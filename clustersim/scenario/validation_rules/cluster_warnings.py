@@ -183,9 +183,9 @@ def _key_mismatches(accelerator: Accelerator, cluster: Cluster, stated: _StatedK
             yield f"{label} {value} instead of {' or '.join(map(str, expected))}"
 
 
-def _shortened_list(names: Sequence[str], max_names: int = 3) -> str:
-    """The first names, and a count of the others."""
-    return ", ".join(names[:max_names]) + f" and {len(names) - max_names} more" * (len(names) > max_names)
+def _shortened_list(names: Sequence[str]) -> str:
+    """The first three names, and a count of the others."""
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def _implausible_nic_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks
