@@ -324,7 +324,7 @@ def search(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Share of each device to leave free, e.g. 10%; default: what errors of published predictions ask for.",
+            help="Share of each device to leave free, e.g. 10%; default: enough for published errors.",
         ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best layouts to report.")] = 10,

@@ -53,7 +53,7 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
     outputs.check_writable((file, *scenario.files))
     if outputs.what_if and scenario.diloco is not None:
         raise InputError(f"--what-if: changes a step, and {file} has local training (diloco), which has none in common")
-    stage: list[_Stage] = [("weighing layouts", 0, None)]
+    stage: list[_Stage] = [("bounding step times", 0, None)]
     result = replace(_search(scenario, options, stage), base_overrides=tuple(overrides))
     what_ifs, complete = None, result.complete
     if outputs.what_if and complete:
@@ -85,7 +85,7 @@ def _search(scenario: Scenario, options: SearchOptions, stage: list[_Stage]) -> 
     workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else usable_cpu_count())
     with (
         open_executor(options.executor, workers) as (executor, worker_count),
-        track_progress("weighing layouts", shown=not options.quiet) as report_progress,
+        track_progress("bounding step times", shown=not options.quiet) as report_progress,
     ):
 
         def progress(stage_label: str, done: int, total: int, best: "LayoutResult | None") -> None:
