@@ -164,13 +164,12 @@ def require_scenario(value: object) -> Scenario:
     return value
 
 
-def require_common_step(
-    scenario: Scenario, advice: str = "`clustersim diloco` simulates their rounds, or leave diloco out"
-) -> None:
-    """Raise InputError for replicas that train on their own (DiLoCo). advice: what to do instead."""
+def require_common_step(scenario: Scenario) -> None:
+    """Raise InputError for replicas that train on their own (DiLoCo)."""
     if scenario.diloco is not None:
         raise InputError(
-            f"{scenario.path or scenario.name}: diloco: replicas that train on their own have no common step; {advice}"
+            f"{scenario.path or scenario.name}: diloco: replicas that train on their own have no common step; "
+            "`clustersim diloco` simulates their rounds, or leave diloco out"
         )
 
 

@@ -16,7 +16,7 @@ from calibrate.check.ddp import sync_last_only, wrap_ddp
 from calibrate.check.moe import GroupedExperts
 from calibrate.check.torch_model import build_stage, mean_loss
 from calibrate.check.trainer import MicrobatchTrainer, construction_settings
-from calibrate.check.weight_update import WeightUpdate
+from calibrate.check.weight_update import WeightUpdate, all_reduce_squares
 from clustersim.parallel.data_parallel_strategy import DdpStrategy
 from clustersim.parallel.plan import Plan
 
@@ -29,7 +29,7 @@ def build_expert_parallel_trainer(plan: Plan, strategy: DdpStrategy, device: tor
     model.loss = lambda logits, targets: mean_loss(logits, targets, plan.training) / ranks
     ddp_model = wrap_ddp(model, plan, strategy, ignored_names=tuple(local_experts))
     ddp_model.register_comm_hook(None, _sum_hook)
-    update = WeightUpdate(list(model.parameters()), plan.training, _sum_over_ranks, list(local_experts.values()))
+    update = WeightUpdate(list(model.parameters()), plan.training, all_reduce_squares, list(local_experts.values()))
     return MicrobatchTrainer(ddp_model, update, sync_last_only(ddp_model))
 
 
@@ -48,8 +48,3 @@ def _sum_hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[T
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return summed
-
-
-def _sum_over_ranks(squares: Tensor) -> Tensor:
-    dist.all_reduce(squares)
-    return squares

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from calibrate.check.phase_timer import PhaseTimer, StepPhase
 from calibrate.check.torch_model import TransformerStage, build_stage, mean_loss
 from calibrate.check.trainer import TrainingBatch, construction_settings
-from calibrate.check.weight_update import WeightUpdate
+from calibrate.check.weight_update import WeightUpdate, all_reduce_squares
 from clustersim.parallel.plan import Plan
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -58,7 +58,7 @@ class PipelineTrainer:
         with construction_settings(plan, device):
             modules: list[TransformerStage] = [build_stage(plan, stage) for stage in plan.stages_on_rank(rank)]
         self.model = nn.ModuleList(modules)
-        self.weight_update = WeightUpdate(list(self.model.parameters()), plan.training, _sum_over_ranks)
+        self.weight_update = WeightUpdate(list(self.model.parameters()), plan.training, all_reduce_squares)
         self.weight_update.accumulate_in_epilogues(self.model)
         stage_count = len(plan.stages)
         stage_indices = [stage.index for stage in plan.stages_on_rank(rank)]
@@ -87,8 +87,3 @@ class PipelineTrainer:
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         with self._stages[0].time_phase(StepPhase.FORWARD):
             return mean_loss(logits, targets, self._plan.training) / self._plan.microbatches
-
-
-def _sum_over_ranks(squares: Tensor) -> Tensor:
-    dist.all_reduce(squares)
-    return squares

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -34,6 +35,12 @@ MAX_GRADIENT_NORM: Final = 1e3
 _OPTIMIZER_OPS = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
 SumOverRanks = Callable[[Tensor], Tensor]
 """Reduces the sum of squares of one rank's gradients to that of the full model's."""
+
+
+def all_reduce_squares(squares: Tensor) -> Tensor:
+    """The sum over all ranks, where each holds other parameters."""
+    dist.all_reduce(squares)
+    return squares
 
 
 @dataclass

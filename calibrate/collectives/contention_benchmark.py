@@ -32,6 +32,7 @@ import torch.distributed as dist
 from calibrate.collectives.process_groups import max_over_ranks, min_over_ranks
 from calibrate.collectives.timing import CollectiveIteration
 from calibrate.devices.device import TorchDevice
+from calibrate.devices.load_generator import record_timed_event
 from calibrate.devices.stopwatch import Action
 from calibrate.kernels.timing import time_statistics
 from clustersim.common.units import Seconds
@@ -224,11 +225,11 @@ class GpuContentionBenchmark:
         torch.cuda._sleep(int(_MIN_CLOCK_HZ * min(_MAX_PAUSE_SECONDS, _PAUSE_RATIO * self.queuing_seconds)))  # type: ignore[no-untyped-call]
         start_time = perf_counter()
         dist.all_reduce(torch.zeros(1, device=device))
-        origin = _record_event()
+        origin = record_timed_event()
         kernel_events = [origin, *kernel_groups.enqueue(min(kernel_groups.group_count, 1))]
         self.stream.wait_event(kernel_events[-1])  # calls start after the first kernels
         with torch.cuda.stream(self.stream):
-            call_events = [_record_event(), *calls.enqueue()]
+            call_events = [record_timed_event(), *calls.enqueue()]
         kernel_events += kernel_groups.enqueue(kernel_groups.group_count - 1)
         torch.cuda.current_stream(device).wait_event(call_events[-1])
         self.queuing_seconds = perf_counter() - start_time
@@ -248,7 +249,7 @@ class _KernelGroups:
         """Enqueue `count` groups on the current stream."""
         for _ in range(count):
             _repeat(self.run, self.runs_per_group)
-            yield _record_event()
+            yield record_timed_event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +263,7 @@ class _CallSequence:
         """Enqueue them on the current stream."""
         for _ in range(self.count):
             self.iteration.run()
-            yield _record_event()
+            yield record_timed_event()
 
 
 def durations_within(marks: Sequence[Seconds], window_marks: Sequence[Seconds]) -> list[Seconds]:
@@ -282,9 +283,3 @@ def _median_duration(marks: Sequence[Seconds]) -> Seconds:
 
 def _seconds_since(origin: torch.cuda.Event, events: Sequence[torch.cuda.Event]) -> list[Seconds]:
     return [1e-3 * origin.elapsed_time(event) for event in events]
-
-
-def _record_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event

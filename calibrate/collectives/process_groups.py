@@ -84,7 +84,7 @@ def world_from_torchrun(environment: Mapping[str, str] = os.environ, *, command:
     )
 
 
-def torchrun_command(world: World, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def torchrun_command(world: World) -> tuple[str, ...]:
     """The torchrun command line that started these processes on this node, reconstructed from their environment.
 
     The rendezvous address is MASTER_ADDR and MASTER_PORT, whatever backend found it (torch/distributed/run.py).
@@ -93,10 +93,10 @@ def torchrun_command(world: World, environment: Mapping[str, str] = os.environ) 
     if world.node_count == 1:
         return processes
     options = {
-        "--nnodes": environment.get("GROUP_WORLD_SIZE", str(world.node_count)),
-        "--node-rank": environment.get("GROUP_RANK", str(world.rank // world.ranks_per_node)),
-        "--master-addr": environment.get("MASTER_ADDR", ""),
-        "--master-port": environment.get("MASTER_PORT", ""),
+        "--nnodes": os.environ.get("GROUP_WORLD_SIZE", str(world.node_count)),
+        "--node-rank": os.environ.get("GROUP_RANK", str(world.rank // world.ranks_per_node)),
+        "--master-addr": os.environ.get("MASTER_ADDR", ""),
+        "--master-port": os.environ.get("MASTER_PORT", ""),
     }
     return (*processes, *(argument for option, value in options.items() if value for argument in (option, value)))
 
@@ -107,13 +107,13 @@ def _checked_ranks_per_node(world_size: int, ranks_per_node: int) -> int:
     return ranks_per_node
 
 
-def current_world(environment: Mapping[str, str] = os.environ) -> World:
+def current_world() -> World:
     """The world of the process group that is already initialized."""
     world_size = dist.get_world_size()
     return World(
         dist.get_rank(),
         world_size,
-        _checked_ranks_per_node(world_size, int(environment.get("LOCAL_WORLD_SIZE", world_size))),
+        _checked_ranks_per_node(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", world_size))),
     )
 
 

@@ -91,7 +91,7 @@ def fit_attention(
     default_causal_factor: float,
     *,
     shares: FloatArray = PEAK_SHARES,
-    equal_source_weights: bool = False,
+    equal_source_weights: bool,
 ) -> tuple[AttentionEfficiency, GridOptimum]:
     """Fit the constants of one direction.
 

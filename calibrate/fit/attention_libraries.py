@@ -32,7 +32,7 @@ DEFAULT_CAUSAL_RATIO: Final = 0.95  # without rows with a mask: as FlashAttentio
 
 
 def fit_attention_libraries(
-    accelerator: Accelerator, *, equal_source_weights: bool = False
+    accelerator: Accelerator, *, equal_source_weights: bool
 ) -> tuple[Mapping[str, AttentionLibrary], list[KernelFitEvaluation]]:
     """Constants of every library with samples of the accelerator in both directions, by name."""
     libraries, evaluations = {}, []

@@ -6,7 +6,6 @@ constants is evaluated in microseconds.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -94,9 +93,9 @@ class DispatchSample:
         )
 
 
-def read_dispatch_samples(path: Path = PUBLISHED_TABLE) -> list[DispatchSample]:
+def read_dispatch_samples() -> list[DispatchSample]:
     """All published measurements of dispatchers over links that have no constants of their own."""
-    cases = (case for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME)
+    cases = (case for case in read_collectives(PUBLISHED_TABLE) if case.text("collective") in COLLECTIVE_BY_NAME)
     return [_dispatch_sample(case) for case in cases if _has_default_links(case)]
 
 

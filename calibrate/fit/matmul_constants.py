@@ -80,7 +80,7 @@ def fit_matmul(
     samples: Sequence[MatmulMeasurement],
     latency: Seconds | None,
     *,
-    equal_source_weights: bool = False,
+    equal_source_weights: bool,
 ) -> tuple[MatmulEfficiency, Seconds, GridOptimum]:
     """Fit share, edge, prologue and kernel latency (unless given); the share also applies to scaled formats."""
     latencies = LATENCIES if latency is None else np.array([latency])

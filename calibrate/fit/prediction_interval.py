@@ -406,7 +406,7 @@ def _aligned_columns(lines: Sequence[str]) -> Iterator[str]:
         yield f"{name:<{widths[0]}}  {'  '.join(cells)}"
 
 
-def write_uncertainty_model(model: UncertaintyModel, path: str, name: str = DENSE_STEPS) -> None:
+def write_uncertainty_model(model: UncertaintyModel, path: str, name: str) -> None:
     """Write the model, keeping description and sources of the packaged file.
 
     Raise OutputError if it cannot be written.

@@ -8,7 +8,6 @@ A benchmark is one table: one collective at many sizes on one machine.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -77,11 +76,11 @@ class BenchmarkTable:
         return ratios
 
 
-def read_benchmarks(path: Path = PUBLISHED_TABLE) -> tuple[BenchmarkTable, ...]:
+def read_benchmarks() -> tuple[BenchmarkTable, ...]:
     """Benchmarks of the packaged table that are used in fits."""
     fitted_cases = (
         read_collective
-        for read_collective in read_collectives(path)
+        for read_collective in read_collectives(PUBLISHED_TABLE)
         if read_collective.boolean("in_fit") and read_collective.text("collective") not in COLLECTIVE_BY_NAME
     )
     tables = group_by(fitted_cases, lambda case: tuple(case.text(column) for column in _TABLE_KEY_COLUMNS))

@@ -19,7 +19,6 @@ here is fitted (`transferred_steps`). `--low-precision` fits only the rates of t
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +40,7 @@ from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, eva
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
 from clustersim.common.files import require_writable, write_text_atomically
-from clustersim.common.processes import worker_pool
+from clustersim.common.processes import usable_cpu_count, worker_pool
 from clustersim.common.units import Seconds
 from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
@@ -248,9 +247,7 @@ def relative_errors(steps: Sequence[TabulatedStep], constants: StepConstants) ->
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
     parser.add_argument("--json", metavar="FILE", help="write the constants and errors as JSON; - is stdout")
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="worker processes; default: one per core"
-    )
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes; default: one per usable CPU")
     parser.add_argument(
         "--max-cases", type=int, default=MAX_CASES_PER_SOURCE, metavar="N",
         help=f"maximum number of cases per source, subsampled evenly; default: {MAX_CASES_PER_SOURCE}",
@@ -269,16 +266,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(options: argparse.Namespace) -> None:
     """Tabulate the published steps, fit, and print the constants and their errors."""
-    published = read_steps()
+    published, workers = read_steps(), options.workers or usable_cpu_count()
     if options.out_of_sample is not None:
         require_writable(out_of_sample_path(DENSE_STEPS, Path(options.out_of_sample)))
     if options.low_precision:
-        with worker_pool(options.workers or os.cpu_count() or 1) as pool:
+        with worker_pool(workers) as pool:
             steps = tabulate_low_precision(published, pool)
         _write_output(options.json, low_precision_json(steps), low_precision_lines(steps))
         return
     cases = subsample_cases(published, options.max_cases)
-    with worker_pool(options.workers or os.cpu_count() or 1) as pool:
+    with worker_pool(workers) as pool:
         tabulated_steps = [
             tabulated for tabulated in pool.map(tabulate_step, cases, chunksize=4) if tabulated is not None
         ]

@@ -41,11 +41,10 @@ def count_progress(title: str, total: int, stream: TextIO | None = None) -> Iter
 
 
 @contextmanager
-def time_progress(title: str, seconds: Seconds, stream: TextIO | None = None) -> Iterator[ShowStatus]:
+def time_progress(title: str, seconds: Seconds) -> Iterator[ShowStatus]:
     """Show elapsed time while the block runs, which ends after `seconds` or earlier."""
-    output = sys.stderr if stream is None else stream
-    if not output.isatty():
-        yield _StatusLines(title, output).show
+    if not sys.stderr.isatty():
+        yield _StatusLines(title, sys.stderr).show
         return
     from rich.console import Console
     from rich.progress import Progress, TextColumn, TimeElapsedColumn
@@ -56,7 +55,7 @@ def time_progress(title: str, seconds: Seconds, stream: TextIO | None = None) ->
         TimeElapsedColumn(),
         TextColumn("of {task.fields[most]}"),
     )
-    with Progress(*columns, console=Console(file=output), transient=True) as bar:
+    with Progress(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         task = bar.add_task(title, total=seconds, most=format_seconds(_round_seconds(seconds)))
         yield lambda text: bar.update(task, description=f"{title} {text:<32.32}")
 

@@ -32,27 +32,25 @@ class PlannedStage:
     description: str
 
 
-def plan_session(
-    context: CalibrationContext, budget: Seconds, stages: Sequence[CalibrationStage] = STAGES
-) -> list[PlannedStage]:
+def plan_session(context: CalibrationContext, budget: Seconds) -> list[PlannedStage]:
     """The stages of a session with their times; raise InputError where the budget is too small for a stage."""
     reasons = {
         stage.name: stage.unavailable_reason(context) or "there already" * (not stage.has_work(context))
-        for stage in stages
+        for stage in STAGES
     }
-    total_minutes = sum(stage.minutes for stage in stages)
-    shares = {stage.name: 0.0 if reasons[stage.name] else stage.minutes / total_minutes for stage in stages}
+    total_minutes = sum(stage.minutes for stage in STAGES)
+    shares = {stage.name: 0.0 if reasons[stage.name] else stage.minutes / total_minutes for stage in STAGES}
     if shares[KernelStage.name]:
         shares[KernelStage.name] += 1.0 - sum(shares.values())
-    _check_budget(budget, stages, shares)
+    _check_budget(budget, shares)
     return [
         PlannedStage(stage, budget * shares[stage.name], reasons[stage.name] or stage.describe(context))
-        for stage in stages
+        for stage in STAGES
     ]
 
 
-def _check_budget(budget: Seconds, stages: Sequence[CalibrationStage], shares: dict[str, float]) -> None:
-    for stage in stages:
+def _check_budget(budget: Seconds, shares: dict[str, float]) -> None:
+    for stage in STAGES:
         share = shares[stage.name]
         if share and budget * share < stage.min_seconds:
             min_budget = -(-stage.min_seconds // share)

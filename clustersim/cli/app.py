@@ -79,7 +79,7 @@ AllowCode = Annotated[
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.")]
 Json = Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")]
-Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")]
+Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per usable CPU.")]
 
 
 def main() -> None:
@@ -324,7 +324,7 @@ def search(
         str,
         typer.Option(
             metavar="SHARE",
-            help="Share of each device to leave free, e.g. 10%; default: what errors of published predictions ask for.",
+            help="Share of each device to leave free, e.g. 10%; default: enough for published errors.",
         ),
     ] = "",
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best layouts to report.")] = 10,

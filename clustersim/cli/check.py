@@ -56,7 +56,7 @@ def _crossings(scenario: Scenario) -> list[str]:
     from clustersim.scenario.validation_rules.sites import site_crossings
 
     jobs = [scenario] if scenario.diloco is None else replica_scenarios(scenario)
-    crossings = (crossing for job in jobs for crossing in site_crossings(job.layout, job.cluster.fabric))
+    crossings = (crossing for job in jobs for crossing in site_crossings(job.layout, job.cluster))
     return list(dict.fromkeys(crossing.description for crossing in crossings))
 
 

@@ -1,16 +1,16 @@
 """What does `clustersim explore` do? Simulate a few dozen variants of a scenario and write an interactive page."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from clustersim.cli.outputs import Outputs, announce_file
 from clustersim.cli.progress import count_progress
+from clustersim.common.processes import usable_cpu_count
 from clustersim.scenario import Scenario
 
 
 def explore_scenario(file: Path, overrides: Sequence[str], html: str, workers: int | None) -> None:
-    """Write the explorer page of a scenario. workers: None for one per core."""
+    """Write the explorer page of a scenario. workers: None for one per usable CPU."""
     scenario = Scenario.load(file, overrides)
     Outputs(html=html).check_writable((file, *scenario.files))
     from clustersim.common.files import write_text_atomically
@@ -19,6 +19,6 @@ def explore_scenario(file: Path, overrides: Sequence[str], html: str, workers: i
     from clustersim.report.explorer_page import explorer_page
 
     with count_progress("simulating variants", len(step_tasks(scenario))) as report_done:
-        exploration = build_exploration(scenario, report_done, workers=workers or os.cpu_count() or 1)
+        exploration = build_exploration(scenario, report_done, workers=workers or usable_cpu_count())
     write_text_atomically(html, explorer_page(exploration))
     announce_file(html)

@@ -44,7 +44,7 @@ def _export_arguments(program: str, file: Path, overrides: Sequence[str], out: s
             raise InputError(f"--out {out}: is the file that is read; name another")
     exported = export_scenario(Scenario.load(file, overrides), EXPORTERS[program])
     for remark in exported.differences:
-        print(f"note: not said: {remark}", file=sys.stderr)
+        print(f"note: not exported: {remark}", file=sys.stderr)
     if out == STDOUT:
         sys.stdout.write(exported.text)
     else:

@@ -43,7 +43,7 @@ def export_step(file: Path, overrides: Sequence[str], out: str, *, force: bool =
         result = simulate(scenario)
     writer = ChakraWriter(result)
     for remark in writer.approximations:
-        print(f"note: not said: {remark}", file=sys.stderr)
+        print(f"note: not exported: {remark}", file=sys.stderr)
     if not force:
         _check_size(folder, len(writer.encode_rank(0)) * result.rank_count)
     names = {_trace_file_name(rank): rank for rank in range(result.rank_count)}

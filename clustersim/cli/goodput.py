@@ -1,6 +1,5 @@
 """What does `clustersim goodput` do? Simulate a job over the weeks of its run, with failures."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from clustersim.cli.limit import report_cut
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import track_progress
+from clustersim.common.processes import usable_cpu_count
 from clustersim.scenario import Scenario
 
 
@@ -15,7 +15,7 @@ from clustersim.scenario import Scenario
 class GoodputOptions:
     """Command-line options as typed.
 
-    workers: None for one per core; resume: a folder; tokens: empty for the scenario file's value.
+    workers: None for one per usable CPU; resume: a folder; tokens: empty for the scenario file's value.
     """
 
     tokens: str = ""
@@ -45,7 +45,7 @@ def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, 
             scenario,
             options.runs,
             options.seed,
-            workers=options.workers or os.cpu_count() or 1,
+            workers=options.workers or usable_cpu_count(),
             store=store,
             progress=progress,
         )

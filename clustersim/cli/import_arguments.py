@@ -59,7 +59,7 @@ def import_scenario(
     remarks = [f"is read as {name}'s"] if program == AUTO else []
     remarks += [f"assumed: {assumption}" for assumption in imported.assumptions]
     remarks += (
-        [f"passed over, as no key says it: {', '.join(imported.ignored_arguments)}"]
+        [f"ignored, as scenarios have no such key: {', '.join(imported.ignored_arguments)}"]
         if imported.ignored_arguments
         else []
     )

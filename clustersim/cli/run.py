@@ -33,9 +33,11 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
     steps = "a step" if scenario.steps == 1 else f"{scenario.steps:,} steps"
     with simulation_progress(f"simulating {steps} of {scenario.cluster.gpu_count:,} GPUs") as watch:
         result = simulate_with_spread(scenario, watch)
-    with show_activity("writing results"):
+    with show_activity("writing traces"):
         notes = _write_traces(result, outputs)
+    with show_activity("simulating what-if changes"):
         what_ifs = simulate_what_ifs(result, requested=outputs.what_if or outputs.html is not None)
+    with show_activity("writing results"):
         if outputs.json is not None:
             write_json(result.to_json() | what_ifs_to_json(what_ifs), outputs.json)
         if outputs.html is not None:

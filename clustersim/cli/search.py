@@ -1,6 +1,5 @@
 """What does `clustersim search` do? Search for the best layouts of a scenario's job, and explain the ranking."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from json import dumps
@@ -13,6 +12,7 @@ from clustersim.cli.progress import track_progress
 from clustersim.cli.what_if import simulate_what_ifs, what_ifs_to_json
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.common.processes import usable_cpu_count
 from clustersim.common.units import parse_share
 from clustersim.scenario import Scenario
 
@@ -30,7 +30,7 @@ _MAX_SERIAL_LAYOUTS: Final = 64  # layouts up to which starting worker processes
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Command-line options as typed. workers: None for one per core; resume: a folder."""
+    """Command-line options as typed. workers: None for one per usable CPU; resume: a folder."""
 
     fix: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
     outputs.check_writable((file, *scenario.files))
     if outputs.what_if and scenario.diloco is not None:
         raise InputError(f"--what-if: changes a step, and {file} has local training (diloco), which has none in common")
-    stage: list[_Stage] = [("weighing layouts", 0, None)]
+    stage: list[_Stage] = [("bounding step times", 0, None)]
     result = replace(_search(scenario, options, stage), base_overrides=tuple(overrides))
     what_ifs, complete = None, result.complete
     if outputs.what_if and complete:
@@ -82,10 +82,10 @@ def _search(scenario: Scenario, options: SearchOptions, stage: list[_Stage]) -> 
     objective, headroom = parse_objective(options.objective), parse_headroom(options.headroom)
     space = search_space(scenario, options)
     store = None if options.resume is None else Path(options.resume)
-    workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else os.cpu_count() or 1)
+    workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else usable_cpu_count())
     with (
         open_executor(options.executor, workers) as (executor, worker_count),
-        track_progress("weighing layouts", shown=not options.quiet) as report_progress,
+        track_progress("bounding step times", shown=not options.quiet) as report_progress,
     ):
 
         def progress(stage_label: str, done: int, total: int, best: "LayoutResult | None") -> None:

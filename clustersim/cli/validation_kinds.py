@@ -22,7 +22,7 @@ _MAX_SUGGESTED_IDS: Final = 5
 class ValidationOptions:
     """Which cases are predicted, and how.
 
-    only: substring of their ids; workers: processes, None for one per core; changes: overrides of the scenarios
+    only: substring of their ids; workers: processes, None for one per usable CPU; changes: overrides of the scenarios
     of steps, as `key=value`.
     """
 

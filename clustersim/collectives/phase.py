@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.hardware.topology import Fabric, HasSites
+from clustersim.hardware.topology import Fabric, find_site_ids
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 
@@ -202,7 +202,7 @@ def group_topology(members: IntArray, fabric: Fabric) -> tuple[GroupTopology, ..
 
 def _domain_sites(topology: GroupTopology, fabric: Fabric) -> IntArray | None:
     """[groups, domains] site of each domain; None without several sites."""
-    return fabric.site_ids(topology.members[:, topology.domain_starts]) if isinstance(fabric, HasSites) else None
+    return find_site_ids(fabric, topology.members[:, topology.domain_starts])
 
 
 def _shape_ids(starts: BoolArray) -> IntArray:

@@ -40,7 +40,7 @@ from clustersim.common.lru import LruCache
 from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.rotation import FabricRotation, HasRotation
-from clustersim.hardware.topology import LINK_KINDS, Fabric, HasSites, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind, find_site_ids
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 from clustersim.symmetry.rotation_orbits import GroupOrbits, find_group_orbits
@@ -438,7 +438,7 @@ class Tuner(FieldPickling):
     @cached_property
     def _has_sites(self) -> bool:
         """Whether there are several sites, whose networks do not add together (SHARP)."""
-        return isinstance(self.fabric, HasSites) and self.fabric.site_ids(np.zeros(1, np.int64)) is not None
+        return find_site_ids(self.fabric, np.zeros(1, np.int64)) is not None
 
     @cached_property
     def _rotation(self) -> FabricRotation | None:

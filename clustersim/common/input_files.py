@@ -64,12 +64,12 @@ def read_text(path: Path, name: str = "", *, encoding: str = "utf-8", any_digits
     return text
 
 
-def expand_gzip(data: bytes, label: str, max_bytes: int = MAX_TRACE_BYTES) -> bytes:
+def expand_gzip(data: bytes, label: str) -> bytes:
     """The content of gzip data of one or several members; raise InputError where it is invalid or a bomb.
 
     Counted before it is kept: a bomb takes time, but no memory.
     """
-    limit, size = min(max_bytes, _FREE_EXPANSION_BYTES + _MAX_EXPANSION * len(data)), 0
+    limit, size = min(MAX_TRACE_BYTES, _FREE_EXPANSION_BYTES + _MAX_EXPANSION * len(data)), 0
     for chunk in _expanded_chunks(data, label):
         size += len(chunk)
         if size > limit:
@@ -174,7 +174,7 @@ def parse_table(text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]
     return columns, [(line, dict(zip(columns, cells, strict=True))) for line, cells in padded]
 
 
-def require_depth(content: Any, max_depth: int = MAX_DEPTH) -> None:
+def require_depth(content: Any, max_depth: int) -> None:
     """Raise InputError for content with more lists or mappings inside each other."""
     level = [content]
     for _ in range(max_depth + 1):

@@ -23,6 +23,13 @@ TASKS_PER_WORKER: Final = 2
 _END_SECONDS: Final = 1.0  # that idle workers have to end
 
 
+def usable_cpu_count() -> int:
+    """CPUs that this process may run on: fewer than the machine has in a Slurm job or a container with a CPU set."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 @contextmanager
 def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
     """An executor with `workers` processes, or the given one, which stays open.

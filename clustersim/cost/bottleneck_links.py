@@ -55,7 +55,7 @@ class BottleneckLinkDemands:
 
 
 def restrict_to_bottleneck_links(
-    jobs: Iterable[tuple[Program, LinkDemandCost]], fabric: Fabric, loaded_links: Iterable[int] = ()
+    jobs: Iterable[tuple[Program, LinkDemandCost]], fabric: Fabric, loaded_links: Iterable[int]
 ) -> tuple[BottleneckLinkDemands, ...]:
     """Remove from the demands of jobs that share a fabric the links that cannot be a bottleneck for any of them.
 

@@ -42,7 +42,7 @@ def map_job_contention(
     jobs: Sequence[tuple[Program, LinkDemandCost]],
     owners: Sequence[IntArray],
     background: tuple[BackgroundFlow, ...],
-    orbits: StepOrbits | None = None,
+    orbits: StepOrbits | None,
 ) -> tuple[ContentionMap, ...]:
     """Contention map of each job. owners: as in `map_contention`, by job; background: background flows.
 

@@ -33,7 +33,7 @@ class LaunchSeconds:
     backward: Seconds
 
     @classmethod
-    def from_sample(cls, sample: "HostLaunchSample", *, exclude_kernels: bool = False) -> "LaunchSeconds":
+    def from_sample(cls, sample: "HostLaunchSample", *, exclude_kernels: bool) -> "LaunchSeconds":
         """Launch seconds of a sample; exclude_kernels: without what isolated kernel times contain."""
         in_kernels = sample.in_kernel_times if exclude_kernels else (0.0, 0.0)
         return cls(max(0.0, sample.forward - in_kernels[0]), max(0.0, sample.backward - in_kernels[1]))

@@ -20,7 +20,7 @@ from clustersim.engine.kernel.network.fluid_network import FluidNetwork
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.scalar.rank_process import RankProcess
 from clustersim.engine.scalar.shared_state import SharedState
-from clustersim.engine.task_progress import ProgressWatcher, ignore_progress
+from clustersim.engine.task_progress import ProgressWatcher
 from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
@@ -38,7 +38,7 @@ class CoScheduledJob:
 
 
 def simulate_co_scheduled(
-    jobs: Sequence[CoScheduledJob], watch: ProgressWatcher = ignore_progress
+    jobs: Sequence[CoScheduledJob], watch: ProgressWatcher
 ) -> tuple[tuple[Trace, OperationSpanLog], ...]:
     """Simulate one rank of every symmetry class of each job; return trace and recorded operation spans of each.
 

@@ -38,7 +38,7 @@ MAX_SEED: Final = 2**63 - 1
 
 
 def read_clos(
-    section: MappingReader, gpu_count: int, default_generation: LinkTechnology | None = None, *, evenly: bool = True
+    section: MappingReader, gpu_count: int, default_generation: LinkTechnology | None, *, evenly: bool
 ) -> ClosFabric:
     """The fabric of a cluster file for `gpu_count` GPUs; raise InputError if it cannot connect them.
 
@@ -81,7 +81,7 @@ def _size_limit_message(node: NodeSpec, network: NetworkSpec | None) -> str:
     return f"the fabric connects at most {network.max_nodes * node.gpu_count:,} ({factors})"
 
 
-def read_node(section: MappingReader, default_generation: LinkTechnology | None = None) -> NodeSpec:
+def read_node(section: MappingReader, default_generation: LinkTechnology | None) -> NodeSpec:
     """The specification of a node."""
     node = NodeSpec(
         gpu_count=section.get_int("gpus", max_value=MAX_COMPONENTS),

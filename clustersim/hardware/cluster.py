@@ -27,7 +27,7 @@ from clustersim.hardware.host_memory import HostMemory
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.sites import Site, SitesFabric, unconnected_sites
 from clustersim.hardware.sites_reader import has_sites, read_site_entries, read_site_links
-from clustersim.hardware.topology import Fabric, FabricTier
+from clustersim.hardware.topology import Fabric, FabricTier, find_site_ids
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -79,6 +79,16 @@ class Cluster:
     def machine(self) -> Fabric:
         """The fabric under the machine's own ids of GPUs and nodes."""
         return self.fabric.machine if isinstance(self.fabric, RankMappedFabric) else self.fabric
+
+    @property
+    def sites(self) -> SitesFabric | None:
+        """The machine's sites, under its own ids; None if there is only one."""
+        return self.machine if isinstance(self.machine, SitesFabric) else None
+
+    @property
+    def site_ids(self) -> IntArray | None:
+        """[gpus] site of each of the job's GPUs, by rank; None if the machine is one site."""
+        return find_site_ids(self.fabric, np.arange(self.gpu_count))
 
     @property
     def machine_gpu_ids(self) -> IntArray:
@@ -154,7 +164,7 @@ def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...
 
 
 def load_machine(
-    name_or_path: str, allocation: Allocation, job_gpus: int | None = None, overrides: Mapping[str, Any] | None = None
+    name_or_path: str, allocation: Allocation, job_gpus: int | None, overrides: Mapping[str, Any] | None
 ) -> Cluster:
     """Like `load_cluster`, but with as many GPUs as the allocation needs for a job of `job_gpus` (None: the file's).
 

@@ -30,7 +30,7 @@ def is_graph(content: Mapping[str, Any]) -> bool:
     return "nodes" in content
 
 
-def read_graph(section: MappingReader, default_generation: LinkTechnology | None = None) -> "nx.DiGraph[str]":
+def read_graph(section: MappingReader, default_generation: LinkTechnology | None) -> "nx.DiGraph[str]":
     """A directed graph with SI attributes; raise InputError that names the invalid vertex or edge.
 
     default_generation: NVLink generation of the accelerator, if it has one.

@@ -126,9 +126,9 @@ class PowerOverrides:
         return replace(fractions, **{name: fraction for name, fraction in overrides.items() if fraction is not None})
 
 
-def load_power_fractions(name_or_path: str = "activities") -> PowerFractions:
-    """Load topologies/power/NAME.yaml, or a file of the same form."""
-    path = find_file("power", name_or_path)
+def load_power_fractions() -> PowerFractions:
+    """Load topologies/power/activities.yaml."""
+    path = find_file("power", "activities")
     section = MappingReader(path, read_mapping(path))
     section.get_text("description")
     fractions = PowerFractions(*(section.get_fraction(key) for key in PowerFractions.__slots__))

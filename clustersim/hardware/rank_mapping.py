@@ -21,7 +21,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.pickling import FieldPickling
 from clustersim.hardware.direct_links import DirectLinks, HasDirectLinks
 from clustersim.hardware.rotation import FabricRotation, HasRotation
-from clustersim.hardware.topology import Fabric, FabricTier, HasSites, LinkEndpoints, LinkInfo, LinkTable, Paths
+from clustersim.hardware.topology import Fabric, FabricTier, LinkEndpoints, LinkInfo, LinkTable, Paths, find_site_ids
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -85,7 +85,7 @@ class RankMappedFabric(FieldPickling):
 
     def site_ids(self, gpus: IntArray) -> IntArray | None:
         """The site of each rank (any shape); None if there is only one."""
-        return self.machine.site_ids(self._gpu_of_rank[gpus]) if isinstance(self.machine, HasSites) else None
+        return find_site_ids(self.machine, self._gpu_of_rank[gpus])
 
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""

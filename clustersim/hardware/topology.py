@@ -186,3 +186,8 @@ class HasSites(Protocol):
 
     def site_ids(self, gpus: IntArray) -> IntArray | None:
         """The site of each GPU (any shape); None if there is only one."""
+
+
+def find_site_ids(fabric: "Fabric", gpus: IntArray) -> IntArray | None:
+    """The site of each GPU of a fabric (any shape); None if there is only one."""
+    return fabric.site_ids(gpus) if isinstance(fabric, HasSites) else None

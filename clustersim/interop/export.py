@@ -207,7 +207,7 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
         if _changes_step(key):
             raise InputError(
                 f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be expressed for {program}, "
-                f"whose arguments would say {format_value(reimported_value)}"
+                f"whose arguments would set {format_value(reimported_value)}"
             )
         yield key, original_value, reimported_value
 
@@ -285,7 +285,7 @@ def _with_header(scenario: Scenario, exporter: ArgumentExporter, text: str, diff
     lines = [
         f"{scenario.name} on {hardware} for {exporter.program}, by clustersim",
         "to be added: data, tokenizer, learning rate, number of steps, checkpoints",
-        *(f"not said here: {difference}" for difference in differences),
+        *(f"not exported: {difference}" for difference in differences),
     ]
     header = "".join(f"# {' '.join(line.split())}\n" for line in lines)
     first_line, _, remaining_lines = text.partition("\n")

@@ -32,9 +32,9 @@ class KernelLaunches:
     launch_start, launch_end: [n] seconds at which the host launched it, minus infinity where that is unknown;
     queue_start: [n] seconds of its start on the same clock, that of the trace; operator: [n] index into `operators`,
     (name, input shapes); call: [n] number of the operator's call; sequence: [n] of the forward operator that launched
-    it; node: [n] sequence number of the autograd node that launched it; node_thread: [n] the thread of that node's
-    forward, as the profiler numbers them; node_name: [n] index into `operators`; transfer: [n] index into `operators`
-    of the operator of FSDP2 or of a process group around it; in_update: [n] whether an optimizer step launched it.
+    it; node: [n] sequence number of the autograd node that launched it; node_name: [n] index into `operators`;
+    transfer: [n] index into `operators` of the operator of FSDP2 or of a process group around it; in_update: [n]
+    whether an optimizer step launched it.
     """
 
     launch_start: FloatArray
@@ -44,7 +44,6 @@ class KernelLaunches:
     call: IntArray
     sequence: IntArray
     node: IntArray
-    node_thread: IntArray
     node_name: IntArray
     transfer: IntArray
     in_update: IntArray
@@ -78,7 +77,6 @@ class KernelLaunches:
             call=operator,
             sequence=sequence,
             node=_take(operators.integers("sequence"), node),
-            node_thread=_take(operators.integers("forward_thread"), node),
             node_name=_take(pair_index, node),
             transfer=_take(pair_index, transfer),
             in_update=_in_intervals(events.updates, launch_start[index] if len(launches) else np.zeros(len(order))),

@@ -102,7 +102,7 @@ class RankEvents:
         self.file = file
         self.gpu = Columns(("start", "duration"), ("stream", "correlation", "operator", "label"))
         self.launches = Columns(("start", "duration"), ("correlation", "thread"))
-        self.operators = Columns(("start", "duration"), ("thread", "name", "dims", "sequence", "forward_thread", "id"))
+        self.operators = Columns(("start", "duration"), ("thread", "name", "dims", "sequence", "id"))
         self.marks: dict[int, tuple[float, float]] = {}
         self.updates: list[tuple[float, float]] = []
         self.host_collectives: list[HostCollective] = []
@@ -186,15 +186,13 @@ class RankEvents:
         if not (_is_finite(start) and _is_finite(duration)):
             return
         dims = arguments.get("Input Dims")
-        sequence, forward_thread = arguments.get("Sequence number", NO_ID), arguments.get("Fwd thread id", 0)
         self.operators.append(
             start,
             duration,
             self._thread(event),
             self._names.add(name, name),
             NO_ID if dims is None else self._dims.add(str(dims), dims),
-            _int64(sequence, NO_ID),
-            _int64(forward_thread, 0),
+            _int64(arguments.get("Sequence number", NO_ID), NO_ID),
             self._id(arguments.get("External id")),
         )
 

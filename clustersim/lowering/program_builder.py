@@ -165,7 +165,7 @@ class RankProgramBuilder:
             stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
         )
 
-    def add_unit(self, stage_pass: StagePass, unit: Unit, copy_operations: tuple[Operation, ...] = ()) -> int:
+    def add_unit(self, stage_pass: StagePass, unit: Unit, copy_operations: tuple[Operation, ...]) -> int:
         """Add one unit of a pass, after the copy-out of its gathered parameters; return its last compute task."""
         operations = unit.operations(stage_pass.action.kind)
         return self.add_compute(

@@ -106,7 +106,7 @@ class LinearOperands:
     projections: int = 1
 
     @classmethod
-    def from_linear(cls, linear: LinearLayer, residual_tokens: int, *, after_norm: bool = False) -> "LinearOperands":
+    def from_linear(cls, linear: LinearLayer, residual_tokens: int, *, after_norm: bool) -> "LinearOperands":
         """Operands of a linear layer; residual_tokens: tokens of the residual stream on this rank."""
         local_tokens = min(linear.tokens, residual_tokens)
         local_sizes = (linear.tokens, local_tokens) if linear.row_parallel else (local_tokens, linear.tokens)

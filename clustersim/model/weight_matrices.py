@@ -42,7 +42,7 @@ class WeightMatrix:
         return replace(self, outputs=self.outputs * ranks)
 
 
-def linear_matrices(linear: LinearLayer, *, joins_gate: bool = False) -> tuple[WeightMatrix, ...]:
+def linear_matrices(linear: LinearLayer, *, joins_gate: bool) -> tuple[WeightMatrix, ...]:
     """The matrices of a linear layer. joins_gate: gate and up are one."""
     is_joined = joins_gate and any(projection is Projection.GATE for projection, _ in linear.projections)
     widths = [linear.outputs] if is_joined else [width for _, width in linear.projections] or [linear.outputs]

@@ -39,7 +39,7 @@ def layer_load_factors(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[
         yield shares_by_rank.sum(axis=1) * ep
 
 
-def most_loaded_factor(plan: Plan, steps: int = 1) -> float:
+def most_loaded_factor(plan: Plan, steps: int) -> float:
     """Tokens of the most loaded rank relative to the mean, averaged over the MoE layers of its stages; at least 1."""
     load = plan.expert_load
     if load is None:

@@ -60,7 +60,7 @@ class LayerSharding:
         """Whether replicated regions hold a shard of the sequence."""
         return self.layout.sequence_parallel and self.layout.tp > 1
 
-    def gather_input(self, size: Bytes | None = None) -> CommOp | None:
+    def gather_input(self, size: Bytes | None) -> CommOp | None:
         """The collective before a column-parallel matmul, forward; size: input bytes, None: an activation's."""
         is_gathered = self.sequence_parallel and self.has_sharded_input
         return self._comm_op("gather input", CollectiveType.ALL_GATHER, size) if is_gathered else None
@@ -76,12 +76,12 @@ class LayerSharding:
         is_gathered = self.sequence_parallel and self.has_sharded_output
         return self._comm_op("gather output gradient", CollectiveType.ALL_GATHER) if is_gathered else None
 
-    def regather_input(self, size: Bytes | None = None) -> CommOp | None:
+    def regather_input(self, size: Bytes | None) -> CommOp | None:
         """The all-gather of a column-parallel matmul's input for its weight gradient; overlaps the input gradient."""
         is_gathered = self.sequence_parallel and self.has_sharded_input
         return self._comm_op("gather input again", CollectiveType.ALL_GATHER, size) if is_gathered else None
 
-    def reduce_input_gradient(self, size: Bytes | None = None) -> CommOp | None:
+    def reduce_input_gradient(self, size: Bytes | None) -> CommOp | None:
         """The reduction of a column-parallel matmul's input gradient, which overlaps the weight gradient."""
         if self.layout.tp == 1 or not self.has_sharded_input:
             return None

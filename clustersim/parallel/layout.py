@@ -53,6 +53,11 @@ from clustersim.parallel.mesh import (
 from clustersim.program.task import TokenDispatcher
 
 
+def count_encoder_ranks(tp: int, encoder_tp: int | None, encoder_dp: int | None) -> int:
+    """Number of ranks that an encoder has besides the model's, by degrees of parallelism; 0 without an encoder_dp."""
+    return 0 if encoder_dp is None else (encoder_tp or tp) * encoder_dp
+
+
 @dataclass(frozen=True)
 class Layout(FieldPickling):
     """Degrees of parallelism.
@@ -115,7 +120,7 @@ class Layout(FieldPickling):
     @property
     def encoder_ranks(self) -> int:
         """Number of ranks that an encoder has besides the model's (0: it has some of them)."""
-        return 0 if self.encoder_dp is None else self.effective_encoder_tp * self.encoder_dp
+        return count_encoder_ranks(self.tp, self.encoder_tp, self.encoder_dp)
 
     @property
     def encoder_cells(self) -> int:

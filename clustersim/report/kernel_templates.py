@@ -21,16 +21,14 @@ from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.report.timeline_data import KernelLabel, KernelTemplates
 from clustersim.results.simulation_result import SimulationResult
 
-MAX_OPERATIONS: Final = 1_000_000
+_MAX_OPERATIONS: Final = 1_000_000
 _ROUNDING: Final = 1e-9  # relative to the makespan
 _DETAIL_LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
-def build_kernel_templates(
-    result: SimulationResult, events: IntArray, max_operations: int = MAX_OPERATIONS
-) -> KernelTemplates:
-    """Operations inside the spans of these trace events; at most `max_operations` that no other span shares."""
-    templates = _TemplateBuilder(result, max_operations, _ROUNDING * result.trace.makespan)
+def build_kernel_templates(result: SimulationResult, events: IntArray) -> KernelTemplates:
+    """Operations inside the spans of these trace events; at most `_MAX_OPERATIONS` that no other span shares."""
+    templates = _TemplateBuilder(result, _ROUNDING * result.trace.makespan)
     template_ids = np.full(len(events), -1)
     ranks = result.trace.rank[events]
     for rank in np.unique(ranks).tolist():
@@ -49,7 +47,6 @@ class _TemplateBuilder:
     """
 
     result: SimulationResult
-    max_operations: int
     tolerance: Seconds
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     template_ids: dict[object, int] = field(default_factory=dict)
@@ -95,7 +92,7 @@ class _TemplateBuilder:
         trace = self.result.trace
         cumulative_operations = np.cumsum([len(segment.operations) for segment in segments])
         allowed_count = int(
-            np.searchsorted(cumulative_operations, self.max_operations - self.unshared_operations, side="right")
+            np.searchsorted(cumulative_operations, _MAX_OPERATIONS - self.unshared_operations, side="right")
         )
         self.omitted_spans += len(events) - allowed_count
         if not allowed_count:

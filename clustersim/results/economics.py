@@ -105,13 +105,13 @@ class Economics:
         missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.quote is None]
         messages = [
             f"no list price of {group.name} is known{_because(group.unknown.get('price'))}; "
-            "economics.price_per_gpu_hour says one"
+            "set economics.price_per_gpu_hour"
             for group in missing
         ]
         has_mixed_currencies = not missing and self.price_per_gpu_hour is None
         return (
             *messages,
-            *(["prices are in several currencies; economics.price_per_gpu_hour says one"] * has_mixed_currencies),
+            *(["prices are in several currencies; set economics.price_per_gpu_hour"] * has_mixed_currencies),
         )
 
     @property
@@ -119,7 +119,7 @@ class Economics:
         """Messages about accelerators whose power draw is unknown."""
         missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
         return tuple(
-            f"what {group.name} draws is not known{_because(group.unknown.get('power'))}; economics.power.tdp says it"
+            f"no power draw of {group.name} is known{_because(group.unknown.get('power'))}; set economics.power.tdp"
             for group in missing
         )
 

@@ -32,7 +32,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.task import HOST_STREAMS, Stream
 from clustersim.results.critical_predecessors import PredecessorLookup
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
-from clustersim.results.trace_table import FULL_RUN, TimeWindow, TraceTable, has_pipeline
+from clustersim.results.trace_table import TimeWindow, TraceTable, has_pipeline
 from clustersim.trace.trace import Trace
 
 GapSeconds = tuple[IntArray, IntArray, FloatArray]
@@ -120,7 +120,7 @@ def find_gaps(trace: Trace, table: TraceTable, compute: ComputeEvents) -> IdleGa
     )
 
 
-def idle_seconds(trace: Trace, table: TraceTable, compute: ComputeEvents, window: TimeWindow = FULL_RUN) -> FloatArray:
+def idle_seconds(trace: Trace, table: TraceTable, compute: ComputeEvents, window: TimeWindow) -> FloatArray:
     """Seconds within a time window in which compute streams were idle: [classes, categories]."""
     seconds = np.zeros((len(table.ranks), len(TIME_CATEGORIES)))
     gaps = find_gaps(trace, table, compute)

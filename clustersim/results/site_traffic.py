@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clustersim.common.units import Bytes, BytesPerSecond
-from clustersim.hardware.sites import SitesFabric
 
 if TYPE_CHECKING:
     from clustersim.results.step_metrics import StepMetrics
@@ -27,8 +26,8 @@ class SiteLinkTraffic:
 
 def site_traffic(result: "StepMetrics") -> tuple[SiteLinkTraffic, ...]:
     """Traffic of a step on each link between sites; empty on a single site."""
-    machine = result.scenario.cluster.machine
-    if not isinstance(machine, SitesFabric):
+    machine = result.scenario.cluster.sites
+    if machine is None:
         return ()
     names = [site.name for site in machine.sites]
     ends = [(names[link.source], names[link.target]) for link in machine.site_links]

@@ -97,9 +97,9 @@ class LoadedScenario:
 def resolve_scenario(
     raw_mapping: Mapping[str, Any],
     source: ScenarioSource,
-    previous_reads: Iterable[CachedRead] = (),
+    previous_reads: Iterable[CachedRead],
     *,
-    suggest: bool = True,
+    suggest: bool,
 ) -> LoadedScenario:
     """Resolve and validate the content of a scenario file; raises InputError that lists all problems.
 

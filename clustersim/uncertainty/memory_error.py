@@ -123,9 +123,9 @@ class MemoryErrorModel:
         return min(fmean(shares), runs / (runs + 1))
 
 
-def load_memory_error_model(name_or_path: str = MEMORY_ERRORS) -> MemoryErrorModel:
-    """Read topologies/uncertainty/NAME.yaml, or a file of the same form; raise InputError for an invalid one."""
-    path = find_file("uncertainty", name_or_path)
+def load_memory_error_model() -> MemoryErrorModel:
+    """Read the packaged errors of memory predictions, topologies/uncertainty."""
+    path = find_file("uncertainty", MEMORY_ERRORS)
     return _parse_model(path, read_text(path))
 
 

@@ -153,9 +153,9 @@ def reference_run(scenario: Scenario) -> ReferenceRun | None:
     return max(runs, key=lambda run: abs(run.log_error), default=None)
 
 
-def read_reference_runs(path: Path = REFERENCE_RUNS) -> tuple[ReferenceRun, ...]:
+def read_reference_runs() -> tuple[ReferenceRun, ...]:
     """The runs of the table."""
-    with path.open(newline="", encoding="utf-8") as stream:
+    with REFERENCE_RUNS.open(newline="", encoding="utf-8") as stream:
         return tuple(_from_cells(cells) for cells in csv.DictReader(stream))
 
 

@@ -35,7 +35,7 @@ NO_GAP: Final = 1e-3  # fraction of the step time: below, there is no gap to exp
 MAX_RATIO: Final = 1000.0  # measured over expected, or its inverse: beyond, the unit is wrong or it is not a step
 CAVEAT: Final = (
     "Candidates, not a diagnosis: each is tried alone. Several small ones together, effects that are not modelled, or "
-    "a run that is not configured as the file says, explain the gap as well."
+    "a run that is not configured as the file says, may explain the gap as well."
 )
 
 

@@ -1,14 +1,13 @@
 """Do predicted training steps take as long as published ones took?"""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.common.processes import worker_pool
+from clustersim.common.processes import usable_cpu_count, worker_pool
 from clustersim.common.units import Seconds
 from clustersim.parallel.mesh import DISPLAY_AXES
 from clustersim.results.simulation_result import SimulationResult
@@ -115,7 +114,7 @@ def _compare_parallel(
     workers: int | None,
     progress: Callable[[int], None] | None,
 ) -> list[CaseComparison]:
-    workers = min(workers or os.cpu_count() or 1, max(1, len(cases) // _CHUNK_SIZE))
+    workers = min(workers or usable_cpu_count(), max(1, len(cases) // _CHUNK_SIZE))
     if workers == 1:
         results = map(compare, cases)
         return _collect(results, progress)

@@ -113,7 +113,7 @@ def test_different_gpu_model_is_noted(clustersim: CommandRunner, tmp_path: Path,
     plan = write_plan(tmp_path, {**SINGLE_GPU_MAPPING, "cluster": {"name": cluster, "gpus": 1}})
     three_steps().write(tmp_path / "measured.json")
     notes = diff_json(clustersim, "measured.json", plan)["notes"]
-    assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is is_noted
+    assert any(parts("NVIDIA H100 80GB HBM3 ... a100-sxm-80gb").search(note) for note in notes) is is_noted
 
 
 INVALID_CASES: dict[str, tuple[list[str], str]] = {

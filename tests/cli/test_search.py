@@ -126,7 +126,7 @@ def test_quiet_search_prints_the_choice_only(
 ) -> None:
     monkeypatch.setattr("clustersim.cli.progress.LINE_INTERVAL_SECONDS", 0.001)
     loud, quiet = (clustersim("search", plan, *SMALL_SPACE, "--html", "page.html", *more) for more in ((), ("-q",)))
-    assert "weighing layouts" in loud.stderr
+    assert "bounding step times" in loud.stderr
     assert quiet.stderr == ""
     assert "best layout: " in quiet.stdout
     assert "to run it: " in quiet.stdout

@@ -12,7 +12,7 @@ from threading import Event
 import pytest
 
 from clustersim.common.errors import ClusterSimError
-from clustersim.common.processes import iterate_completed, worker_pool
+from clustersim.common.processes import iterate_completed, usable_cpu_count, worker_pool
 
 PARENT_SOURCE = """
 import os, time
@@ -23,6 +23,17 @@ if __name__ == "__main__":
         print("ready", flush=True)
         time.sleep(600)
 """
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU sets on this system")
+def test_cpus_that_a_job_may_not_use_are_not_counted() -> None:
+    """Slurm and containers give a job a CPU set, while `os.cpu_count` counts the machine's."""
+    usable = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        assert usable_cpu_count() == 1
+    finally:
+        os.sched_setaffinity(0, usable)
 
 
 @pytest.mark.slow

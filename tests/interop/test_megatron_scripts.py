@@ -178,7 +178,7 @@ def test_jobs_of_one_node_on_each_of_several_are_named() -> None:
     header, program = "#SBATCH --nodes=2\n", f"pretrain_gpt.py {BASE}"
     result = imported(f"{header}srun torchrun --nproc_per_node 4 {program}")
     assert result.mapping["cluster"]["gpus"] == 4
-    assert "torchrun without --nnodes starts a job of its own on each of the 2 nodes" in result.assumptions
+    assert any(parts("torchrun without --nnodes ... 2 nodes").search(text) for text in result.assumptions)
     assert not imported(f"{header}srun torchrun --nnodes 2 --nproc_per_node 4 {program}").assumptions
 
 

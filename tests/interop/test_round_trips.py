@@ -233,7 +233,7 @@ def test_lost_settings_are_remarked(program: str, data: st.DataObject) -> None:
         reimported.model.layer_count,
         reimported.layout.degrees,
     )
-    assert all(f"# not said here: {item}" in export_result.text for item in export_result.differences)
+    assert all(f"# not exported: {item}" in export_result.text for item in export_result.differences)
 
 
 def test_a_default_without_an_argument_is_remarked() -> None:

@@ -29,8 +29,8 @@ def test_search_headline(objective: str, score: float, description: str) -> None
 
 def test_headline_if_the_scenario_does_not_fit() -> None:
     first = replace(PLAIN, overrides=(), score=2.0, peak_memory=100.0)
-    assert headline(replace(search_result(), first_guess=first)).endswith(
-        "; the file's own layout does not fit (100 B of 80 B)"
+    assert parts("file's own layout does not fit ... 100 B of 80 B").search(
+        headline(replace(search_result(), first_guess=first))
     )
 
 

@@ -15,6 +15,7 @@ from clustersim.results.time_losses import LossRemedies, TimeLoss
 from clustersim.results.utilization import CONVENTION
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario.changes.step_losses import StepLoss
+from tests.sentences import parts
 from tests.small_pipeline import override_result, simulate_pipeline
 
 TP_LOSS = TimeLoss(StepLoss("exposed tp"), 0.652, 0.086)
@@ -106,7 +107,7 @@ def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPat
     assert "none reduces it in a shorter step that fits: user buffers" in nothing
     assert "not tried: more chunks" in nothing
     many = verdict_with_help(LossRemedies((), None, ("user buffers", "b", "c", "d")))
-    assert "none reduces it in a shorter step that fits: user buffers; b; 2 more below" in many
+    assert parts("user buffers; b; 2 more").search(many)
     assert "nothing that addresses it was tried" in verdict_with_help(LossRemedies(()))
     assert "tried" not in verdict_with_help(None)
 

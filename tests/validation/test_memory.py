@@ -121,7 +121,7 @@ def test_whether_a_run_fits_is_judged_once_for_all_its_rows(tmp_path: Path) -> N
     fits, oom, wrong = judge_memory_fit(table)
     assert [fits.is_correct, oom.is_correct, wrong.is_correct] == [True, True, False]
     assert [fits.predicted, oom.predicted, wrong.predicted] == [True, False, False]
-    assert compare_memory(table)[2].skip_reason == "it ran out of memory, so that no bytes were measured"
+    assert "out of memory" in (compare_memory(table)[2].skip_reason or "")
 
 
 def test_a_run_that_cannot_be_predicted_is_not_right(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.interning import IdentityKey
 from clustersim.common.units import Seconds
 from clustersim.trace.trace import OperationSpans
 
@@ -201,15 +202,14 @@ class OperationSpanLog:
 
 def _end_times_indices(spans: Sequence[JointSpans], distinct: dict[EndTimes, int]) -> list[IntArray]:
     """For each span, [ranks] index of its end times, -1 without any. distinct: indices so far, to which it adds."""
-    by_identity: dict[int, IntArray] = {}
+    by_identity: dict[IdentityKey, IntArray] = {}
     indices = []
     for span in spans:
         if span.end_times is None:
             indices.append(np.full(len(span.ranks), -1))
             continue
-        if id(span.end_times) not in by_identity:
-            by_identity[id(span.end_times)] = np.array(
-                [distinct.setdefault(entry, len(distinct)) for entry in span.end_times]
-            )
-        indices.append(by_identity[id(span.end_times)])
+        key = IdentityKey(span.end_times)
+        if key not in by_identity:
+            by_identity[key] = np.array([distinct.setdefault(entry, len(distinct)) for entry in span.end_times])
+        indices.append(by_identity[key])
     return indices

@@ -136,9 +136,7 @@ class Recorder:
         for order, group_key in enumerate(group_keys):
             self.sync_participants.setdefault((order, task, group_key), []).append(rank * EVENT_KEY_STRIDE + task)
 
-    def add_operation(
-        self, position: OperationPosition, start: Seconds, end: Seconds, delay: ContentionDelay = NO_DELAY
-    ) -> None:
+    def add_operation(self, position: OperationPosition, start: Seconds, end: Seconds, delay: ContentionDelay) -> None:
         """Record the span of a single operation."""
         if delay.exposed_delay or delay.transfer_delay:
             self.delays.append((*position, delay.exposed_delay, delay.transfer_delay))

@@ -16,41 +16,38 @@ class SegmentCurves:
 
     def __init__(self, program: Program, cost: SegmentCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
-        self._curve_cache: dict[int, tuple[SegmentTiming, ProgressCurves]] = {}
-        self._kernel_curve_cache: dict[tuple[int, int], tuple[SegmentTiming, ProgressCurves]] = {}
 
     def segment_curves(self, rank: int, task_id: int, segment: Segment) -> ProgressCurves:
         """Curves of the segment of task `task_id` of a rank."""
         timing = self._cost.time_segment(rank, segment)
-        cached = self._curve_cache.get(id(timing))
-        if cached is None or self._jitter is not None:
-            kernel_seconds = self._kernel_seconds(rank, task_id, timing)
-            cached = (
-                timing,
-                progress_curves(kernel_seconds, timing.fixed(kernel_seconds), self._cost.slowdown(rank, segment)),
-            )
-            self._curve_cache[id(timing)] = cached
-        return cached[1]
+        if self._jitter is None:
+            return self._timing_curves(timing, rank, segment)
+        kernel_seconds = self._jittered_seconds(self._jitter, rank, task_id, timing)
+        return _segment_curves(timing, kernel_seconds, self._cost.slowdown(rank, segment))
+
+    @cached_by(lambda _self, timing, _rank, _segment: timing)
+    def _timing_curves(self, timing: SegmentTiming, rank: int, segment: Segment) -> ProgressCurves:
+        """Curves of all ranks and segments with this timing."""
+        return _segment_curves(timing, timing.kernel_seconds, self._cost.slowdown(rank, segment))
 
     def kernel_curves(self, rank: int, task_id: int, segment: Segment, operation_index: int) -> ProgressCurves:
         """Curves of the kernel of one operation of the segment, without its communication."""
-        timing, slowdown = self._cost.time_segment(rank, segment), self._cost.slowdown(rank, segment)
-        if self._jitter is not None:
-            return _operation_curves(self._kernel_seconds(rank, task_id, timing), operation_index, slowdown)
-        cached = self._kernel_curve_cache.get((id(timing), operation_index))
-        if cached is None:
-            cached = self._kernel_curve_cache[id(timing), operation_index] = (
-                timing,
-                _operation_curves(timing.kernel_seconds, operation_index, slowdown),
-            )
-        return cached[1]
-
-    def _kernel_seconds(self, rank: int, task_id: int, timing: SegmentTiming) -> FloatArray:
-        """[operations] kernel durations of task `task_id`, with jitter."""
+        timing = self._cost.time_segment(rank, segment)
         if self._jitter is None:
-            return timing.kernel_seconds
+            return self._timing_kernel_curves(timing, operation_index, rank, segment)
+        kernel_seconds = self._jittered_seconds(self._jitter, rank, task_id, timing)
+        return _operation_curves(kernel_seconds, operation_index, self._cost.slowdown(rank, segment))
+
+    @cached_by(lambda _self, timing, operation_index, _rank, _segment: (timing, operation_index))
+    def _timing_kernel_curves(
+        self, timing: SegmentTiming, operation_index: int, rank: int, segment: Segment
+    ) -> ProgressCurves:
+        return _operation_curves(timing.kernel_seconds, operation_index, self._cost.slowdown(rank, segment))
+
+    def _jittered_seconds(self, jitter: Jitter, rank: int, task_id: int, timing: SegmentTiming) -> FloatArray:
+        """[operations] kernel durations of task `task_id`, with jitter."""
         first = self._rank_program(rank).operation_offsets[task_id]
-        return timing.kernel_seconds * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
+        return timing.kernel_seconds * self._rank_factors(jitter, rank)[first : first + len(timing.durations)]
 
     @cached_by(lambda _self, _jitter, rank: rank)
     def _rank_factors(self, jitter: Jitter, rank: int) -> FloatArray:
@@ -59,6 +56,10 @@ class SegmentCurves:
 
     def _rank_program(self, rank: int) -> RankProgram:
         return self._program.programs[int(self._program.program_index[rank])]
+
+
+def _segment_curves(timing: SegmentTiming, kernel_seconds: FloatArray, slowdown: FloatArray) -> ProgressCurves:
+    return progress_curves(kernel_seconds, timing.fixed(kernel_seconds), slowdown)
 
 
 def _operation_curves(kernel_seconds: FloatArray, operation_index: int, slowdown: FloatArray) -> ProgressCurves:

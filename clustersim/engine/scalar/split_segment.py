@@ -4,10 +4,10 @@ Ranks synchronize at the start of sub-segments only. What a sub-segment needs fr
 network is the same in every run of the segment, so it is computed once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from clustersim.common.cached_method import cached_by
+from clustersim.common.cached_method import cached_by, cached_method
 from clustersim.engine.scalar.fast_path import FastPath
 from clustersim.engine.scalar.segment_action import ProgressCurves
 from clustersim.engine.scalar.shared_state import SharedState
@@ -21,21 +21,15 @@ class SegmentSplitter:
 
     rank: int
     shared: SharedState
-    _sub_segment_cache: dict[tuple[Segment, bool], list[SubSegment]] = field(default_factory=dict)
-    _comm_op_cache: dict[tuple[int, bool], tuple[bool, bool]] = field(default_factory=dict)
 
+    @cached_by(lambda _self, segment, _curves, *, no_overlap: (segment, no_overlap))
     def sub_segments(self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool) -> list[SubSegment]:
         """The sub-segments of a segment.
 
         curves: of all its operations; no_overlap: nothing can be concurrent with it.
         """
-        sub_segments = self._sub_segment_cache.get((segment, no_overlap))
-        if sub_segments is None:
-            ranges = pairwise(self._boundaries(segment, no_overlap=no_overlap))
-            sub_segments = self._sub_segment_cache[segment, no_overlap] = [
-                self._sub_segment(segment, curves, *begin_end, no_overlap=no_overlap) for begin_end in ranges
-            ]
-        return sub_segments
+        ranges = pairwise(self._boundaries(segment, no_overlap=no_overlap))
+        return [self._sub_segment(segment, curves, *begin_end, no_overlap=no_overlap) for begin_end in ranges]
 
     @cached_by(lambda _self, segment, _curves, position: (segment, position))
     def fast_path(self, segment: Segment, curves: ProgressCurves, position: int) -> FastPath | None:
@@ -59,16 +53,14 @@ class SegmentSplitter:
         sub_curves = curves.slice_operations(begin, end) if self.shared.jitter is None else None
         return SubSegment(begin, end, comm_op if synchronizes else None, transfer, sub_curves)
 
+    @cached_method
     def _comm_properties(self, operation: Operation, *, no_overlap: bool) -> tuple[bool, bool]:
         """Whether other simulated ranks take part in an operation's comm op, and whether it shares links."""
         comm_op = operation.comm_op
         if comm_op is None:
             return False, False
-        key = id(comm_op), no_overlap  # ids are stable, as segments own their comm ops; hashing them by value is slower
-        if key not in self._comm_op_cache:
-            synchronizes = self.shared.synchronizes(self.rank, comm_op)
-            self._comm_op_cache[key] = synchronizes, self.shared.is_contended(self.rank, comm_op, no_overlap=no_overlap)
-        return self._comm_op_cache[key]
+        is_contended = self.shared.is_contended(self.rank, comm_op, no_overlap=no_overlap)
+        return self.shared.synchronizes(self.rank, comm_op), is_contended
 
     def _contended_transfer(self, segment: Segment, operation_index: int, comm_op: CommOp) -> ContendedTransfer:
         shared, timing = self.shared, self.shared.cost.time_segment(self.rank, segment)

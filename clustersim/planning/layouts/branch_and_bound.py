@@ -207,7 +207,7 @@ class _SearchState:
         )
         for _, group_bounds in self._run_tasks(pool, lambda: next(tasks, None)):
             self.store.add_bounds(group_bounds)
-            self.report_progress("weighing layouts", len(bounds), len(candidates), None)
+            self.report_progress("bounding step times", len(bounds), len(candidates), None)
         candidate_bounds = [bounds[candidate] for candidate in candidates]
         for candidate_bound in (candidate for candidate in candidate_bounds if candidate.bound is None):
             count_pruned(self.pruned, candidate_bound.rejection)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.hardware.sites import SitesFabric
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import PIPELINE
@@ -73,7 +72,7 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
                 (*DEGREES, ORDER), lambda layout_scenario, values: _check_order_used(layout_scenario, values, orders)
             ),
         )
-    if isinstance(resolved.cluster.machine, SitesFabric) and DATA_PARALLEL not in user_keys:
+    if resolved.cluster.sites is not None and DATA_PARALLEL not in user_keys:
         rules += (PruningRule((*DEGREES, ORDER, DATA_PARALLEL), _check_site_shards),)
     if LAYERS_PER_STAGE not in user_keys:
         rules += (
@@ -160,8 +159,8 @@ def _check_order_used(resolved: ResolvedScenario, values: Values, orders: Sequen
 
 def _check_site_shards(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
     """Optimizer states are sharded over all replicas, or over those of each of equally large sites that they cross."""
-    data, ranks, machine = resolved.layout.data, resolved.layout.cp * resolved.layout.dp, resolved.cluster.machine
-    if data.zero_stage == 1 and data.shard_size is not None and isinstance(machine, SitesFabric):
+    data, ranks, machine = resolved.layout.data, resolved.layout.cp * resolved.layout.dp, resolved.cluster.sites
+    if data.zero_stage == 1 and data.shard_size is not None and machine is not None:
         sites = len(machine.sites)
         if data.shard_size * sites != ranks:
             yield f"optimizer states are sharded within each site: {data.shard_size} of {ranks} ranks in {sites} sites"

@@ -15,7 +15,6 @@ from json import dumps
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
-from clustersim.hardware.sites import SitesFabric
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layer_partition import evened
@@ -342,7 +341,7 @@ def _steps_cross_sites(resolved: ResolvedScenario) -> bool:
     """Whether a step, or an inner one of a replica of local training, is made in several sites."""
     if resolved.diloco is not None:
         return any(len(slot.sites) > 1 for slot in replica_places(resolved))
-    return isinstance(resolved.cluster.machine, SitesFabric)
+    return resolved.cluster.sites is not None
 
 
 def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:

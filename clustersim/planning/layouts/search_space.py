@@ -25,7 +25,6 @@ from typing import Final, Self
 from clustersim.build import require_scenario
 from clustersim.common.data_files import find_file, is_path
 from clustersim.common.errors import InputError
-from clustersim.hardware.sites import SitesFabric
 from clustersim.parallel.layer_partition import evened
 from clustersim.planning.layouts.config_keys import (
     DP,
@@ -222,7 +221,7 @@ def _size_overrides(scenario: Scenario, size: int, cluster: str, *, batch_per_gp
             f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need {batch / file_gpus:g}; "
             "name multiples"
         )
-    if cluster or size != file_gpus or isinstance(scenario.cluster.machine, SitesFabric):  # sites have fixed sizes
+    if cluster or size != file_gpus or scenario.cluster.sites is not None:  # sites have fixed sizes
         yield f"cluster.gpus={size}"
     if batch_per_gpu and size != file_gpus:
         yield f"training.global_batch={batch // file_gpus}"

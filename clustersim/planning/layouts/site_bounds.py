@@ -22,10 +22,9 @@ from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Bytes, Seconds
-from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.site_links import route_latency
 from clustersim.hardware.sites import SitesFabric
-from clustersim.hardware.topology import HasSites
+from clustersim.hardware.topology import find_site_ids
 from clustersim.memory.ledger import PassOrder, PassType
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, Zero1
 from clustersim.parallel.mesh import DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, PIPELINE
@@ -56,13 +55,10 @@ class PassSeconds:
 
 def site_lower_bound(resolved: ResolvedScenario, plan: Plan, passes: PassSeconds) -> Seconds:
     """Lower bound of a step over several sites; 0 on a single one, or where nothing is known."""
-    fabric = resolved.cluster.fabric
-    machine = fabric.machine if isinstance(fabric, RankMappedFabric) else fabric
-    if not isinstance(machine, SitesFabric) or not isinstance(fabric, HasSites):
+    cluster, machine = resolved.cluster, resolved.cluster.sites
+    if machine is None or not resolved.effective_schedule.has_whole_backwards:
         return 0.0
-    if not resolved.effective_schedule.has_whole_backwards:
-        return 0.0
-    site_ids = fabric.site_ids(np.arange(plan.layout.world_size))
+    site_ids = find_site_ids(cluster.fabric, np.arange(plan.layout.world_size))
     if site_ids is None or len(np.unique(site_ids)) < 2:
         return 0.0
     ranks = _pipeline_rank_sites(plan, site_ids, len(machine.sites))

@@ -25,11 +25,10 @@ _PIXELS: Final = 360
 
 def site_rows(cluster: Cluster) -> list[tuple[str, ...]]:
     """A row for each site; columns: `SITE_COLUMNS`; none on a single site."""
-    machine = cluster.machine
-    if not isinstance(machine, SitesFabric):
+    machine, site_ids = cluster.sites, cluster.site_ids
+    if machine is None or site_ids is None:
         return []
     accelerators, kinds = cluster.accelerator_kinds()
-    site_ids = np.asarray(machine.site_ids(cluster.machine_gpu_ids))
     return [
         (
             site.name,
@@ -42,8 +41,8 @@ def site_rows(cluster: Cluster) -> list[tuple[str, ...]]:
 
 def site_link_rows(cluster: Cluster) -> list[tuple[str, ...]]:
     """A row for each direction of a link between sites; columns: `SITE_LINK_COLUMNS`."""
-    machine = cluster.machine
-    if not isinstance(machine, SitesFabric):
+    machine = cluster.sites
+    if machine is None:
         return []
     return [
         (
@@ -60,8 +59,8 @@ def site_link_rows(cluster: Cluster) -> list[tuple[str, ...]]:
 
 def site_panels(cluster: Cluster) -> Iterator[Panel]:
     """The map and the tables; none on a single site."""
-    machine = cluster.machine
-    if not isinstance(machine, SitesFabric):
+    machine = cluster.sites
+    if machine is None:
         return
     yield figure_panel(
         "Sites", site_figure(machine), caption="A line is a link, with its bandwidth each way and its round trip."

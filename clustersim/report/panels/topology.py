@@ -18,7 +18,6 @@ import numpy as np
 from clustersim.common.units import format_bandwidth
 from clustersim.hardware import topology as hardware
 from clustersim.hardware.cluster import Cluster, describe_tiers
-from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.report.draw.charts import PlotlyDict, annotation, line_trace, marker_trace, xy_figure
 from clustersim.report.figure import MUTED, SURFACE, Figure, Traces, format_share
@@ -126,7 +125,7 @@ def result_topology(result: SimulationResult) -> TopologyView:
 def describe_size(cluster: Cluster) -> str:
     """GPU count and model, GPUs per node, and placement on the machine."""
     size = ", ".join(_accelerator_counts(cluster))
-    if not isinstance(cluster.machine, SitesFabric):
+    if cluster.sites is None:
         size = f"{size}, {cluster.gpus_per_node} per node"
     placement = describe_placement(cluster)
     return f"{size}, on {placement}" if placement else size
@@ -134,7 +133,7 @@ def describe_size(cluster: Cluster) -> str:
 
 def _accelerator_counts(cluster: Cluster) -> list[str]:
     """Sites may differ in their GPUs; other clusters are named after their main ones."""
-    if not isinstance(cluster.machine, SitesFabric):
+    if cluster.sites is None:
         return [f"{cluster.gpu_count:,} x {cluster.accelerator.name}"]
     accelerators, kinds = cluster.accelerator_kinds()
     return [

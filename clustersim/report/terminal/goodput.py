@@ -102,9 +102,9 @@ def key_number_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
     ]
     rows += cost_rows(result)
     if result.price_quotes and all(quote.kind is PriceKind.LIST for quote in result.price_quotes):
-        rows.append(("cost, contract price", "", "economics.price_per_gpu_hour says yours, such as '2.49 USD'"))
+        rows.append(("cost, contract price", "", "set economics.price_per_gpu_hour to yours, e.g. '2.49 USD'"))
     if energy is not None:
-        rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
+        rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, while running and while down"))
     if result.missing:
         rows.append(("unknown", "", "; ".join(result.missing)))
     return rows
@@ -169,7 +169,7 @@ def describe_changes(result: GoodputResult) -> str:
     """What the days of the changes are compared with."""
     runs = min(change.runs for change in result.changes)
     which = "these runs" if runs == len(result.runs) else f"the first {runs:,} of these runs"
-    return f"{which} again, with the same failures: median difference to their {result.days['p50']:.1f} days"
+    return f"{which} again, with the same failures: median difference from their {result.days['p50']:.1f} days"
 
 
 def describe_subject(result: GoodputResult) -> str:

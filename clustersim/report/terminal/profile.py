@@ -24,7 +24,7 @@ _MAX_STREAMS: Final = 6
 _MAX_RANKS: Final = 16
 
 
-def render_profile(difference: ProfileDifference, what_ifs: "WhatIfReport | None" = None) -> "Group":
+def render_profile(difference: ProfileDifference, what_ifs: "WhatIfReport | None") -> "Group":
     """Rich renderable: coloured on a terminal, plain elsewhere. what_ifs: simulated changes of B."""
     from rich.console import Group
 

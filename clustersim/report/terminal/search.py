@@ -72,8 +72,8 @@ def render_choice(result: SearchResult, *, resumable: bool = False) -> "Group":
     """Rich renderable of the layout to take, and of what has to be known about it."""
     from rich.console import Group
 
-    resume_hint = "; the same command resumes it" if resumable else "; with --resume DIR it could be resumed"
-    stopped = [] if result.complete else [plain_text(f"stopped before the end{resume_hint}", "yellow")]
+    hint = "the same command resumes it" if resumable else "with --resume DIR, a later search continues from there"
+    stopped = [] if result.complete else [plain_text(f"stopped before the end; {hint}", "yellow")]
     set_aside = (plain_text(f"set aside, {job.name}: {job.reason}", "yellow") for job in result.set_aside)
     choice = _choice_lines(result) if result.simulated else ()
     note = [plain_text(result.convergence_note, "dim")] if result.convergence_note else []
@@ -312,6 +312,6 @@ def _robustness_lines(result: SearchResult) -> "Iterator[Text]":
     conclusion = (
         f"another is better with {'; '.join(overtaking_changes)}"
         if overtaking_changes
-        else "no other is better with any of these"
+        else "no other layout is better with any of these"
     )
     yield plain_text(f"with {'; '.join(change.description for change in evaluated_changes)}: {conclusion}")

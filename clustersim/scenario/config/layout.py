@@ -16,6 +16,7 @@ from clustersim.parallel.layer_partition import (
     LayerPartition,
     PipelineLayoutString,
 )
+from clustersim.parallel.layout import count_encoder_ranks
 from clustersim.parallel.mesh import DENSE_MESH, MESHES
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.program.task import TokenDispatcher
@@ -202,4 +203,4 @@ class LayoutConfig(ConfigModel):
     @property
     def encoder_ranks(self) -> int:
         """Ranks that an encoder has besides those of the replicas."""
-        return 0 if self.encoder_dp is None else (self.encoder_tp or self.tp) * self.encoder_dp
+        return count_encoder_ranks(self.tp, self.encoder_tp, self.encoder_dp)

@@ -24,7 +24,6 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.link_technology import SCALE_UP_BANDWIDTH, SCALE_UP_TECHNOLOGIES, TECHNOLOGIES
-from clustersim.hardware.sites import SitesFabric
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.mesh import (
     EXPERT_MODEL_PARALLEL_GROUP,
@@ -135,7 +134,7 @@ def _clusters_with(accelerator_name: str) -> Mapping[str, FlatKeys]:
 def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
     """Accelerators whose NVLink or PCIe differs from that of the cluster they are placed in."""
     cluster = scenario.cluster
-    if isinstance(cluster.machine, SitesFabric):
+    if cluster.sites is not None:
         return  # each site has the links of its own cluster
     for accelerator in cluster.accelerator_kinds()[0]:
         differences = [
@@ -183,9 +182,9 @@ def _key_mismatches(accelerator: Accelerator, cluster: Cluster, stated: _StatedK
             yield f"{label} {value} instead of {' or '.join(map(str, expected))}"
 
 
-def _shortened_list(names: Sequence[str], max_names: int = 3) -> str:
-    """The first names, and a count of the others."""
-    return ", ".join(names[:max_names]) + f" and {len(names) - max_names} more" * (len(names) > max_names)
+def _shortened_list(names: Sequence[str]) -> str:
+    """The first three names, and a count of the others."""
+    return ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def _implausible_nic_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks

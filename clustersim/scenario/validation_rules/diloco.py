@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from clustersim.common.errors import suggest_nearest
-from clustersim.hardware.sites import SitesFabric
-from clustersim.hardware.topology import HasSites
 from clustersim.scenario.diloco import MAX_REPLICAS
 from clustersim.scenario.resolved import ResolvedScenario
 
@@ -92,17 +90,15 @@ def _exchange_problems(scenario: ResolvedScenario) -> Iterator[str]:
 
 def site_gpu_counts(scenario: ResolvedScenario) -> list[int]:
     """GPUs of the job in each of its sites, in rank order; one number on a single site."""
-    fabric, count = scenario.cluster.fabric, scenario.cluster.gpu_count
-    site_ids = fabric.site_ids(np.arange(count)) if isinstance(fabric, HasSites) else None
+    site_ids = scenario.cluster.site_ids
     if site_ids is None:
-        return [count]
+        return [scenario.cluster.gpu_count]
     return [int(members) for members in np.bincount(site_ids) if members]
 
 
 def site_names(scenario: ResolvedScenario) -> list[str]:
     """Names of the job's sites, in rank order; the cluster's on a single site."""
-    machine = scenario.cluster.machine
-    site_ids = machine.site_ids(scenario.cluster.machine_gpu_ids) if isinstance(machine, SitesFabric) else None
-    if site_ids is None or not isinstance(machine, SitesFabric):
+    machine, site_ids = scenario.cluster.sites, scenario.cluster.site_ids
+    if machine is None or site_ids is None:
         return [scenario.cluster.name]
     return [machine.sites[site].name for site in dict.fromkeys(site_ids.tolist())]

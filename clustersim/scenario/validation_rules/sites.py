@@ -11,10 +11,10 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import format_seconds
-from clustersim.hardware.rank_mapping import RankMappedFabric
+from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.site_links import route_latency
 from clustersim.hardware.sites import SitesFabric
-from clustersim.hardware.topology import Fabric, HasSites
+from clustersim.hardware.topology import find_site_ids
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, MESHES, Axis
 from clustersim.scenario.resolved import ResolvedScenario
@@ -41,13 +41,10 @@ class SiteCrossing:
         )
 
 
-def site_crossings(layout: Layout, fabric: Fabric) -> tuple[SiteCrossing, ...]:
+def site_crossings(layout: Layout, cluster: Cluster) -> tuple[SiteCrossing, ...]:
     """Each axis with each pair of sites in which one of its groups has members; empty on a single site."""
-    sites = fabric.machine if isinstance(fabric, RankMappedFabric) else fabric
-    if not isinstance(sites, SitesFabric) or not isinstance(fabric, HasSites):
-        return ()
-    site_ids = fabric.site_ids(np.arange(layout.world_size))
-    return () if site_ids is None else tuple(_crossings(layout, sites, site_ids))
+    site_ids = find_site_ids(cluster.fabric, np.arange(layout.world_size))
+    return () if site_ids is None or cluster.sites is None else tuple(_crossings(layout, cluster.sites, site_ids))
 
 
 def _crossings(layout: Layout, fabric: SitesFabric, site_ids: IntArray) -> Iterator[SiteCrossing]:
@@ -79,7 +76,7 @@ def _axis_groups(layout: Layout) -> Iterator[tuple[Axis, IntArray]]:
 
 def site_warnings(scenario: ResolvedScenario) -> Iterator[str]:
     """Warnings about axes that communicate within layers and cross sites."""
-    for crossing in site_crossings(scenario.layout, scenario.cluster.fabric):
+    for crossing in site_crossings(scenario.layout, scenario.cluster):
         if crossing.axis.within_layer:
             yield (
                 f"layout: {crossing.axis.name} {crossing.degree} crosses from {crossing.source} to {crossing.target}, "

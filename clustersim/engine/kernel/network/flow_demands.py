@@ -13,6 +13,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.cached_method import cached_by, cached_method
+from clustersim.common.interning import Interner
 from clustersim.common.units import Seconds
 from clustersim.cost.timing import LinkDemand, LinkDemandCost
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
@@ -39,11 +40,12 @@ class FlowDemands:
         self._group_indices = program.group_indices
         self._is_representative = np.zeros(len(classes.link_colours), dtype=np.bool_)
         self._is_representative[lowest_members(classes.link_colours)] = True
+        self._comm_op_ids: Interner[CommOp] = Interner()
         self._rank_cache: dict[tuple[int, int], tuple[Seconds, FlowDemand | None]] = {}
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
         """Seconds before data move, and the demand of all groups in the class of the rank's group (None: no data)."""
-        key = rank, id(comm_op)  # ids are stable, as the program owns its comm ops; hashing them by value is slower
+        key = rank, self._comm_op_ids.index_of(comm_op)
         result = self._rank_cache.get(key)
         if result is None:
             result = self._rank_cache[key] = self._class_demand(rank, comm_op)

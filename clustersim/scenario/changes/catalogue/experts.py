@@ -39,7 +39,7 @@ def _other_expert_load(baseline: Baseline) -> Iterator[ChangedScenario]:
 EXPERT_CHANGES: Final = (
     ScenarioChange(
         "other_loads",
-        "tokens spread over experts in another way",
+        "tokens distributed over experts differently",
         ChangeSubject.EXPERT_LOAD,
         ChangeUse.WHAT_IF,
         _other_expert_load,

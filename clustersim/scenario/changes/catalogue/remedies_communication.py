@@ -264,7 +264,7 @@ SHARDING_REMEDIES: Final = (
     ),
     _data_remedy(
         "hybrid_sharding",
-        "weights cut over as few ranks as fit, equal on the rest",
+        "weights sharded over the fewest ranks that fit, replicated over the rest",
         _hybrid_sharding,
         lambda strategy, _: strategy.shards_parameters and strategy.shard_size is None,
         needs="hsdp",
@@ -277,7 +277,7 @@ SHARDING_REMEDIES: Final = (
     ),
     _data_remedy(
         "more_prefetch",
-        "weights gathered further ahead",
+        "weights prefetched further ahead",
         _more_prefetch,
         lambda strategy, _: strategy.prefetch_depth > 0,
     ),
@@ -286,7 +286,7 @@ SHARDING_REMEDIES: Final = (
 EXPERT_REMEDIES: Final = (
     _moe_remedy(
         "other_dispatcher",
-        "tokens sent to their experts in another way",
+        "another token dispatcher",
         _other_dispatcher,
         lambda scenario: scenario.layout.has_expert_mesh,
     ),
@@ -310,7 +310,7 @@ EXPERT_REMEDIES: Final = (
     ),
     _flag_setting(
         "moe_shared_expert_overlap",
-        "shared experts computed while tokens travel",
+        "shared experts computed during the dispatch of tokens",
         _EXPERT_LOSSES,
         _can_overlap_shared_experts,
     ),

@@ -215,7 +215,7 @@ HOST_REMEDIES: Final = (
     ),
     setting(
         "no_offload",
-        "nothing on the host",
+        "nothing offloaded to the host",
         ChangeSubject.OFFLOAD,
         StepLoss.exposed(HOST_AXIS) | {StepLoss.WAIT, StepLoss.SLOWED},
         ("training.offload=none",),
