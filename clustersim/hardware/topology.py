@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray, SmallIntArray
+from clustersim.common.arrays import FloatArray, IndexArray, IntArray, SmallIntArray
 from clustersim.common.units import BytesPerSecond, Seconds
 
 if TYPE_CHECKING:  # importing networkx takes 0.15 s and only graphs need it
@@ -74,8 +74,8 @@ class LinkTable:
 class LinkEndpoints:
     """Endpoint vertices of every link, [links] each; vertices 0 ... gpus-1 are the GPUs."""
 
-    source: IntArray
-    target: IntArray
+    source: IndexArray
+    target: IndexArray
     vertex_count: int
 
     def port_owner(self, gpu_count: int) -> IntArray:

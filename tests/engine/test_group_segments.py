@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim.common.arrays import FloatArray
 from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.scalar.group_durations import GroupDurations
 from clustersim.engine.scalar.group_segments import GroupSegmentRun, Participant
 from clustersim.engine.vectorized.group_sync import GroupSync
 from clustersim.engine.vectorized.segment_eval import (
@@ -33,7 +34,7 @@ from tests.engine.test_segment_eval import (
 def run_group_segment(start: FloatArray, durations: SegmentDurations, busy: OverlapIntervals) -> SegmentRun:
     """Let members arrive one after the other, each notified when overlapping collectives begin and end."""
     environment = SimEnvironment()
-    group_run = GroupSegmentRun(environment, durations, summarize_segment(durations))
+    group_run = GroupSegmentRun(environment, GroupDurations(durations, summarize_segment(durations)))
     result = SegmentRun(*np.full((3, durations.rank_count), np.nan))
     for member in range(durations.rank_count):
         participants: list[Participant] = []
@@ -102,6 +103,29 @@ def synchronized_segments(draw: st.DrawFn) -> SegmentDurations:
     )
     has_sync = [group_sync is not None or index == sync_index for index, group_sync in enumerate(durations.group_syncs)]
     return replace(durations, group_syncs=tuple(all_ranks if item else None for item in has_sync))
+
+
+@given(st.data(), synchronized_segments(), st.floats(0.5, 2.0))
+@examples(400)
+def test_plain_numbers_give_the_times_of_arrays(data: st.DataObject, pieces: SegmentDurations, scale: float) -> None:
+    """To the bit, whatever the seconds are; with overlapping collectives and without."""
+    pieces = replace(pieces, kernel_seconds=pieces.kernel_seconds * scale, fixed_seconds=pieces.fixed_seconds / scale)
+    start, busy = data.draw(start_times(pieces)), data.draw(overlapping_collectives(pieces))
+    summary = summarize_segment(pieces)
+    assert summary is not None
+    expected = evaluate_segment(start, pieces, busy) if busy else summary.evaluate(start)
+    overlaps = [_overlaps_of(busy, member) for member in range(pieces.rank_count)]
+    ends = GroupDurations(pieces, summary).ends(start.tolist(), overlaps)
+    assert [end for end, _ in ends] == expected.end.tolist()
+    assert [(loss.waited, loss.slowed) for _, loss in ends] == [*zip(expected.waited, expected.slowed, strict=True)]
+
+
+def _overlaps_of(busy: OverlapIntervals, member: int) -> list[MemberInterval]:
+    """The collectives that overlap one member."""
+    return [
+        (float(begin[member]), float(end[member]), level if isinstance(level, int) else int(level[member]))
+        for begin, end, level in busy
+    ]
 
 
 @given(st.data(), synchronized_segments())

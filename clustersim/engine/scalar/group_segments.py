@@ -22,14 +22,8 @@ from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.fluid_action import FluidAction
 from clustersim.engine.recording.recorder import WaitAndSlowdown
+from clustersim.engine.scalar.group_durations import GroupDurations, MemberOverlap
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
-from clustersim.engine.vectorized.segment_eval import (
-    MaxPlusSummary,
-    OverlapInterval,
-    OverlapIntervals,
-    SegmentDurations,
-    evaluate_segment,
-)
 from clustersim.program.program import Program
 from clustersim.program.task import Segment
 from clustersim.symmetry.refinement import SymmetryClasses
@@ -46,7 +40,7 @@ class Participant(FluidAction):
     def __init__(self, run: "GroupSegmentRun", member_index: int) -> None:
         super().__init__(run.environment, inf)
         self._run, self.member_index, self.end, self.loss = run, member_index, inf, WaitAndSlowdown()
-        self.overlaps: list[tuple[Seconds, Seconds, int]] = []
+        self.overlaps: list[MemberOverlap] = []
         self.done.callbacks.append(run.on_end)
 
     def set_level(self, level: int) -> None:
@@ -71,15 +65,13 @@ class Participant(FluidAction):
 class GroupSegmentRun:
     """One run of a segment by the members of a group, who begin it one after the other."""
 
-    __slots__ = ("_durations", "_missing", "_participants", "_start", "_summary", "environment")
+    __slots__ = ("_durations", "_missing", "_participants", "_running", "_start", "environment")
 
-    def __init__(
-        self, environment: SimEnvironment, durations: SegmentDurations, summary: MaxPlusSummary | None
-    ) -> None:
-        self.environment, self._durations, self._summary = environment, durations, summary
-        self._start = np.full(durations.rank_count, inf)
+    def __init__(self, environment: SimEnvironment, durations: GroupDurations) -> None:
+        self.environment, self._durations = environment, durations
+        self._start = [inf] * durations.member_count
         self._participants: list[Participant] = []
-        self._missing = durations.rank_count
+        self._missing = self._running = durations.member_count
 
     def arrive(self, member_index: int, *, level: int) -> Participant:
         """Begin the segment as a member; level: its current interference level."""
@@ -102,34 +94,16 @@ class GroupSegmentRun:
         """Schedule the end of every member, as it is if nothing changes."""
         if self._missing or not self._participants:
             return
-        if self._summary is None or any(participant.overlaps for participant in self._participants):
-            run = evaluate_segment(self._start, self._durations, self._overlap_intervals())
-        else:
-            run = self._summary.evaluate(self._start)
-        end, waited, slowed = run.end.tolist(), run.waited.tolist(), run.slowed.tolist()
+        overlaps = {participant.member_index: participant.overlaps for participant in self._participants}
+        ends = self._durations.ends(self._start, [overlaps[member] for member in range(len(overlaps))])
         for participant in self._participants:
-            index = participant.member_index
-            participant.set_end(end[index], WaitAndSlowdown(waited[index], slowed[index]))
+            participant.set_end(*ends[participant.member_index])
 
     def on_end(self, _: simpy.Event) -> None:
         """A member has ended the segment; once all have, break the cycle between them and the run."""
-        if all(member.done.processed for member in self._participants):
+        self._running -= 1
+        if not self._running:
             self._participants.clear()  # so that no garbage collection is needed
-
-    def _overlap_intervals(self) -> OverlapIntervals:
-        """Overlapping collectives of the members: [members] of the first of each, then of the second, ..."""
-        max_overlaps = max(len(participant.overlaps) for participant in self._participants)
-        begins, ends = np.full((2, max_overlaps, len(self._participants)), inf)
-        ends *= -1.0  # padding: an interval that ends before it begins
-        levels = np.ones((max_overlaps, len(self._participants)), dtype=np.int64)
-        for participant in self._participants:
-            for index, (begin, end, level) in enumerate(participant.overlaps):
-                (
-                    begins[index, participant.member_index],
-                    ends[index, participant.member_index],
-                    levels[index, participant.member_index],
-                ) = begin, end, level
-        return [OverlapInterval(*interval) for interval in zip(begins, ends, levels, strict=True)]
 
 
 class GroupSegments:
@@ -156,9 +130,7 @@ class GroupSegments:
             group = self._rank_cache[comm_group, rank] = self._group_of_rank(comm_group, rank)
         run = group.runs.get(task_id)
         if run is None:
-            run = group.runs[task_id] = GroupSegmentRun(
-                self._environment, *group.durations.durations_and_summary(task_id, segment)
-            )
+            run = group.runs[task_id] = GroupSegmentRun(self._environment, group.durations_of(task_id, segment))
         participant = run.arrive(group.member_index[rank], level=level)
         if run.is_complete:
             del group.runs[task_id]
@@ -185,6 +157,16 @@ class GroupSegments:
 class _SegmentGroup:
     """Ranks that run segments jointly. member_index: by rank; runs: pending ones by task id."""
 
-    durations: RankSegmentDurations
+    source: RankSegmentDurations
     member_index: dict[int, int]
     runs: dict[int, GroupSegmentRun] = field(default_factory=dict)
+    _durations: dict[Segment, GroupDurations] = field(default_factory=dict)
+
+    def durations_of(self, task_id: int, segment: Segment) -> GroupDurations:
+        """Durations of the segment of a task; cached unless kernels have jitter."""
+        durations = self._durations.get(segment)
+        if durations is None:
+            durations = GroupDurations(*self.source.durations_and_summary(task_id, segment))
+            if self.source.jitter is None:
+                self._durations[segment] = durations
+        return durations

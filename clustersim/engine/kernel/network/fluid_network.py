@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import filterfalse
 from typing import Final, Protocol
 
 import numpy as np
@@ -164,33 +163,30 @@ class FluidNetwork:
         dirty_flows, self._dirty_flows = self._dirty_flows, {}
         seen: set[Flow] = set()
         for flow in dirty_flows:
-            if flow.is_active and flow not in seen:
+            if not flow.is_active or flow in seen:
+                continue
+            if self._oversubscribed.isdisjoint(flow.demand.link_ids):
+                _change_rate(flow, flow.rate_bound)
+            else:
                 component = self._find_component(flow)
                 seen.update(component)
-                self._update_component(component)
+                for member, rate in zip(component, self._fair_rates(component), strict=True):
+                    _change_rate(member, rate)
 
-    def _find_component(self, flow: Flow) -> list[Flow]:
+    def _find_component(self, flow: Flow) -> dict[Flow, None]:
         """All flows that are connected with a flow through oversubscribed links and others."""
-        component, pending_flows, seen_links = {flow: 0.0}, [flow], set[int]()
+        component, pending_flows, seen_links = {flow: None}, [flow], set[int]()
         while pending_flows:
             for link in self._oversubscribed.intersection(pending_flows.pop().demand.link_ids) - seen_links:
                 seen_links.add(link)
-                flows = self._link_flows[link]
-                pending_flows += filterfalse(component.__contains__, flows)
-                component |= flows
-        return list(component)
+                found = [other for other in self._link_flows[link] if other not in component]
+                pending_flows += found
+                component.update(dict.fromkeys(found))
+        return component
 
-    def _update_component(self, flows: list[Flow]) -> None:
-        """Give each flow of a connected component its fair rate."""
-        for flow, rate in zip(flows, self._fair_rates(flows), strict=True):
-            if rate != flow.rate:
-                flow.set_rate(rate)
-
-    def _fair_rates(self, flows: list[Flow]) -> list[float]:
+    def _fair_rates(self, flows: Collection[Flow]) -> list[float]:
         """Fair rates of a connected component; cached, as the same few demands recur while microbatches pass."""
         demands, bounds = tuple([flow.demand for flow in flows]), tuple([flow.rate_bound for flow in flows])
-        if len(demands) == 1 and demands[0].runs_at_full_rate:
-            return [bounds[0]]
         if len(demands) > MAX_CACHED_FLOWS:
             return self._solve_max_min(demands, bounds)
         rates = self._rate_cache.get((demands, bounds))
@@ -219,3 +215,9 @@ class FluidNetwork:
             self._capacity, np.array(bounds), fair_weight,
         ).tolist()  # fmt: skip
         return rates
+
+
+def _change_rate(flow: Flow, rate: float) -> None:
+    """Continue at this rate; at the same one a flow keeps its timer."""
+    if rate != flow.rate:
+        flow.set_rate(rate)
