@@ -167,6 +167,8 @@ class Overheads:
     to an embedding of FP32, the residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that
     can autocast to float32", and type promotion).
 
+    Matmuls: shape_padding, a compiler pads sizes whose rows are no multiples of 16 bytes (`model.shape_padding`).
+
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
     one kernel each; router_unfused, so are scores, top-k and probabilities; indices_unfused, so is the mask that tells
@@ -218,6 +220,7 @@ class Overheads:
     keeps_combined_qkv: bool = False
     joins_gate: bool = False
     compiled_muon: bool = False
+    shape_padding: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -251,6 +254,7 @@ class Overheads:
             joins_gate=self.joins_gate,
             keeps_weight_gradients=self.keeps_weight_gradients,
             softmax_copy=self.softmax_copy,
+            shape_padding=self.shape_padding,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

@@ -439,6 +439,7 @@ FRAMEWORKS: Final = (
     ),
     # hand-written scripts; of its releases up to 2.10 only 2.5.0 takes cuDNN's attention first, as later ones do
     FrameworkDefaults("pytorch 2.5.0", framework="pytorch"),
+    FrameworkDefaults("pytorch 2.0", framework="pytorch", version="2.0"),
     FrameworkDefaults("pytorch", last_year=2025, framework="pytorch", version="2.10"),
     FrameworkDefaults("pytorch", framework="pytorch"),
     FrameworkDefaults(""),

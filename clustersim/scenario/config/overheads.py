@@ -77,6 +77,10 @@ class OverheadsConfig(ConfigModel):
     """Muon, Dion and SOAP update gate and up projections as one matrix; left out: the framework's"""
     compiled_muon: bool | None = None
     """a compiler fuses Muon's elementwise operations before and after the iteration; left out: the framework's"""
+    shape_padding: bool | None = None
+    """matmuls with rows that are no multiples of 16 bytes are padded, as by Inductor where it compiles them;
+    left out: the framework's
+    """
     activation_in_place: bool | None = None
     """an MLP's activation writes its gradients in place of what it saved; left out: the framework's"""
     norm_in_linear: bool | None = None
