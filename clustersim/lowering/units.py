@@ -19,7 +19,7 @@ from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.layers import LayerOperators
 from clustersim.model.model_ends import Projector
-from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.training import DotsSaveableRecompute, SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layer_sharding import LayerSharding
 from clustersim.parallel.mesh import ENCODER_IMAGES_GROUP
@@ -163,6 +163,8 @@ class UnitBuilder:
                 return recomputed_modules(layer, sharding, modules, early_stop=early_stop)
             case SelectiveOpRecompute():
                 return recomputed_operations(layer, sharding, early_stop=early_stop)
+            case DotsSaveableRecompute():
+                return recomputed_operations(layer, sharding, early_stop=True, saves_products=True)
         return recomputed_forward(layer, sharding, early_stop=early_stop) if recomputed else []
 
     def embedding_unit(self, layer: LayerOperators) -> Unit:

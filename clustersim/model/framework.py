@@ -37,6 +37,7 @@ from clustersim.model.training import (
     ALL_FUSED,
     COMPILER_FUSED,
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     FusedKernel,
     LossImplementation,
@@ -173,7 +174,7 @@ class Framework:
         match recompute:
             case FullRecompute(None):
                 return self.full_fragmentation or self.fragmentation
-            case FullRecompute() | SelectiveOpRecompute():
+            case FullRecompute() | SelectiveOpRecompute() | DotsSaveableRecompute():
                 return self.selective_fragmentation or self.fragmentation
         return self.fragmentation
 
