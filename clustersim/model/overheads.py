@@ -167,6 +167,8 @@ class Overheads:
     to an embedding of FP32, the residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that
     can autocast to float32", and type promotion).
 
+    Layers: scan_copies, they are iterations of a loop, which copies saved results of matmuls (`lowering.scan_copies`).
+
     Matmuls: shape_padding, a compiler pads sizes whose rows are no multiples of 16 bytes (`model.shape_padding`).
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
@@ -221,6 +223,7 @@ class Overheads:
     joins_gate: bool = False
     compiled_muon: bool = False
     shape_padding: bool = False
+    scan_copies: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -255,6 +258,7 @@ class Overheads:
             keeps_weight_gradients=self.keeps_weight_gradients,
             softmax_copy=self.softmax_copy,
             shape_padding=self.shape_padding,
+            scan_copies=self.scan_copies,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

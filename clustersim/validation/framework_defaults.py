@@ -50,6 +50,7 @@ _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
 _FUSED_LOSS_NOTE: Final = "fused cross entropy"  # Megatron-LM's --cross-entropy-loss-fusion, whose default is native
 _ADDED_NOTE: Final = "no gradient accumulation fusion"  # Megatron-LM's --no-gradient-accumulation-fusion
+_UNSCANNED_NOTE: Final = "layers are not scanned"  # USE_REPEATED_LAYER of Praxis is off
 _WITH_TRANSFORMER_ENGINE: Final = ("megatron", "nemo")
 _TRANSFORMER_ENGINE_2_3: Final = 2025  # which first kept weight gradients
 _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
@@ -170,6 +171,7 @@ class FrameworkDefaults:
             _AUTOCAST_NOTE: {"autocast": True},
             _FUSED_LOSS_NOTE: {"softmax_copy": True},
             _ADDED_NOTE: {"accumulation": "added"},
+            _UNSCANNED_NOTE: {"scan_copies": False},
         }
         stated = (values.items() for note, values in by_note.items() if note in case.text("notes"))
         has_old_engine = self.framework in _WITH_TRANSFORMER_ENGINE and _year(case) < _TRANSFORMER_ENGINE_2_3

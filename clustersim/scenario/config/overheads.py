@@ -81,6 +81,10 @@ class OverheadsConfig(ConfigModel):
     """matmuls with rows that are no multiples of 16 bytes are padded, as by Inductor where it compiles them;
     left out: the framework's
     """
+    scan_copies: bool | None = None
+    """layers are iterations of a loop, which copies the results of matmuls that backward reads, as XLA's;
+    left out: the framework's
+    """
     activation_in_place: bool | None = None
     """an MLP's activation writes its gradients in place of what it saved; left out: the framework's"""
     norm_in_linear: bool | None = None
