@@ -154,6 +154,7 @@ class Overheads:
 
     Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and values, and
     reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by a separate kernel;
+    activation_bias_adds, so are those of an MLP's first matrix, since its activation is a library's kernel without one;
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
     activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
@@ -216,6 +217,7 @@ class Overheads:
     tensor_parallel_copies: bool = False
     attention_copies: bool = False
     bias_adds: bool = False
+    activation_bias_adds: bool = False
     norm_weight_grad_kernel: bool = False
     norm_fp32_copy: bool = False
     activation_in_place: bool = False

@@ -340,6 +340,17 @@ _BRIDGE: Final = replace(
     precision_configs=BRIDGE,
 )
 
+# USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
+_PAXML: Final = FrameworkDefaults(
+    "paxml",
+    framework="paxml",
+    version="24.04",
+    compiles_programs=True,
+    gpt_biases=True,
+    gpt_dropout=False,
+    precision_configs=DELAYED_SCALING,
+)
+
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
     _COMPOSER,
@@ -422,15 +433,9 @@ FRAMEWORKS: Final = (
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),
-    # USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
-    FrameworkDefaults(
-        "paxml",
-        framework="paxml",
-        compiles_programs=True,
-        gpt_biases=True,
-        gpt_dropout=False,
-        precision_configs=DELAYED_SCALING,
-    ),
+    replace(_PAXML, last_year=2023, version="23.10"),
+    replace(_PAXML, name_substring="paxml (xla)", version="23.10"),
+    _PAXML,
     # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it.
     # Keys and values are gathered before attention (Llama 3, arXiv:2407.21783, section 3.3.2)
     FrameworkDefaults(

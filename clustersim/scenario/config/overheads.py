@@ -63,6 +63,8 @@ class OverheadsConfig(ConfigModel):
     """attention operands are copied into its memory layout; left out: the framework's"""
     bias_adds: bool | None = None
     """biases are added by separate kernels; left out: the framework's"""
+    activation_bias_adds: bool | None = None
+    """the bias in front of an MLP's activation is added by a separate kernel; left out: the framework's"""
     norm_weight_grad_kernel: bool | None = None
     """weight gradients of a LayerNorm are a second kernel, which reads both operands again;
     left out: the framework's
