@@ -50,6 +50,7 @@ _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
 _FUSED_LOSS_NOTE: Final = "fused cross entropy"  # Megatron-LM's --cross-entropy-loss-fusion, whose default is native
 _ADDED_NOTE: Final = "no gradient accumulation fusion"  # Megatron-LM's --no-gradient-accumulation-fusion
+_DROPOUT_NOTE: Final = "dropout of 0.1"
 _UNSCANNED_NOTE: Final = "layers are not scanned"  # USE_REPEATED_LAYER of Praxis is off
 _WITH_TRANSFORMER_ENGINE: Final = ("megatron", "nemo")
 _TRANSFORMER_ENGINE_2_3: Final = 2025  # which first kept weight gradients
@@ -193,7 +194,7 @@ class FrameworkDefaults:
             "positions": "learned" if learned else "rotary",
             "linear_bias": gpt,
             "qkv_bias": gpt,
-            "dropout": gpt and self.gpt_dropout,  # 0.1 in Megatron's and NeMo's GPT recipes
+            "dropout": gpt and (self.gpt_dropout or _DROPOUT_NOTE in case.text("notes")),  # 0.1 in Megatron's and NeMo's GPT recipes
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
