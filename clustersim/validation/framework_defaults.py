@@ -186,15 +186,16 @@ class FrameworkDefaults:
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
         """Layer options of the model: norm, position encoding, biases and dropout."""
-        llama = case.text("family") == "llama" or case.text("mlp") == "swiglu"
-        gpt = self.gpt_biases and not llama and "squared-ReLU" not in case.text("notes")
-        learned = gpt or "learned position" in case.text("notes")
+        llama, notes = case.text("family") == "llama" or case.text("mlp") == "swiglu", case.text("notes")
+        gpt = self.gpt_biases and not llama and "squared-ReLU" not in notes
+        learned = gpt or "learned position" in notes
         return {
             "norm": "rmsnorm" if llama else "layernorm",
             "positions": "learned" if learned else "rotary",
             "linear_bias": gpt,
             "qkv_bias": gpt,
-            "dropout": gpt and (self.gpt_dropout or _DROPOUT_NOTE in case.text("notes")),  # 0.1 in Megatron's and NeMo's GPT recipes
+            # 0.1 in Megatron's and NeMo's GPT recipes
+            "dropout": gpt and (self.gpt_dropout or _DROPOUT_NOTE in notes),
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
