@@ -246,7 +246,7 @@ PRECISIONS: list[str | dict[str, Any]] = [
     {"compute": "fp8", "stored": "fp8", "dispatched": "fp8"},
     {"compute": "fp8-tensorwise", "gathered": "fp8"},
 ]
-RECOMPUTES = ["none", "selective", "selective_op", "full", {"layers": 1}]
+RECOMPUTES = ["none", "selective", "selective_op", "dots_with_no_batch_dims_saveable", "full", {"layers": 1}]
 
 
 def default_schedule(chunks: int) -> Schedule:

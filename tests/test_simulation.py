@@ -77,6 +77,7 @@ VARIANTS = {
     "zero bubble in a V": ("schedule=zb-v",),
     "breadth first": ("schedule.bfs.chunks=4", "layout.overlap_p2p_comm=false"),
     "selective operations": ("training.recompute=selective_op",),
+    "all but products": ("training.recompute=dots_with_no_batch_dims_saveable",),
     "older attention on a slow host": ("training.attention=flash1", "framework=megatron-2021", "training.sequence=512"),
 }
 ONE_PROCESS = (

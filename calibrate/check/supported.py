@@ -27,6 +27,7 @@ from clustersim.model.overheads import Grouping
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.training import (
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     LossImplementation,
     SelectiveOpRecompute,
@@ -157,6 +158,8 @@ def _loss_and_optimizer_problems(scenario: Scenario) -> Iterator[str]:
 
 def _recompute_problems(scenario: Scenario) -> Iterator[str]:
     match scenario.training.recompute:
+        case DotsSaveableRecompute():
+            yield "training.recompute: JAX's policy cannot be checked; none, selective, full and {layers: 4} can"
         case SelectiveOpRecompute():
             yield "training.recompute: selective_op cannot be checked; none, selective, full and {layers: 4} can"
         case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:

@@ -23,6 +23,7 @@ from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import (
     NONE_FUSED,
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     NoRecompute,
     Recompute,
@@ -128,7 +129,7 @@ def _supported_training(training: Training, *, is_moe: bool) -> Training:
 def _supported_recompute(recompute: Recompute, *, is_moe: bool) -> Recompute:
     """The recomputation that the real model supports, or none: the kernels are the same."""
     match recompute:
-        case SelectiveOpRecompute():
+        case SelectiveOpRecompute() | DotsSaveableRecompute():
             return NoRecompute()
         case SelectiveRecompute(modules) if modules != SelectiveRecompute().modules:
             return NoRecompute()

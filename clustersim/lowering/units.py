@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from clustersim.common.cached_method import cached_by
 from clustersim.common.interning import Interner
 from clustersim.common.units import Bytes
+from clustersim.lowering.scan_copies import scan_copies
 from clustersim.memory.activations import Activations
 from clustersim.model.gradient_flow import GradientFlow
 from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.layers import LayerOperators
 from clustersim.model.model_ends import Projector
-from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.training import DotsSaveableRecompute, SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layer_sharding import LayerSharding
 from clustersim.parallel.mesh import ENCODER_IMAGES_GROUP
@@ -147,7 +148,11 @@ class UnitBuilder:
         layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
         recomputed = self._recomputed_operations(layer, sharding, recomputed=layer_run.recomputed)
         unit = self._offload_unreduced(
-            self._with_reference(_build_unit(self._unit_name("layer"), layer, sharding, recomputed))
+            self._with_reference(
+                self._with_scan_copies(
+                    _build_unit(self._unit_name("layer"), layer, sharding, recomputed), layer, layer_run
+                )
+            )
         )
         if not layer_run.offloaded:
             return unit
@@ -163,6 +168,8 @@ class UnitBuilder:
                 return recomputed_modules(layer, sharding, modules, early_stop=early_stop)
             case SelectiveOpRecompute():
                 return recomputed_operations(layer, sharding, early_stop=early_stop)
+            case DotsSaveableRecompute():
+                return recomputed_operations(layer, sharding, early_stop=True, saves_products=True)
         return recomputed_forward(layer, sharding, early_stop=early_stop) if recomputed else []
 
     def embedding_unit(self, layer: LayerOperators) -> Unit:
@@ -200,6 +207,14 @@ class UnitBuilder:
         """A unit's name; in front of it that of its tower, if the model has several."""
         label = self.plan.model.label
         return f"{label} {name}" if label else name
+
+    def _with_scan_copies(self, unit: Unit, layer: LayerOperators, layer_run: StageLayers) -> Unit:
+        """The unit with the copies of what a loop over layers saves, where the framework makes them."""
+        training = self.plan.training
+        if layer_run.recomputed or not (training.overheads.scan_copies and unit.has_backward):
+            return unit
+        copies = scan_copies(layer, training.recompute, training.recipe.activations)
+        return replace(unit, forward=(*unit.forward, *copies))
 
     def _with_reference(self, unit: Unit) -> Unit:
         """The unit with the forward of the reference model's, if there is one, before its own."""

@@ -34,7 +34,13 @@ from clustersim.model import memory_bound
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import LayerOperators
 from clustersim.model.linear_loss import LOSSES_WITH_MATMUL, logit_share
-from clustersim.model.training import LossImplementation, Recompute, SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.training import (
+    DotsSaveableRecompute,
+    LossImplementation,
+    Recompute,
+    SelectiveOpRecompute,
+    SelectiveRecompute,
+)
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.program.action import ActionKind
@@ -358,6 +364,8 @@ def layer_saved_bytes(layer: LayerOperators, recompute: Recompute) -> Bytes:
     match recompute:
         case SelectiveOpRecompute():
             return layer.input_bytes + sum(operator.saved_output_bytes for operator in layer.operators)
+        case DotsSaveableRecompute():
+            return layer.input_bytes + layer.saved_product_bytes
         case SelectiveRecompute(modules):
             return layer.saved_bytes_with_recompute(modules)
     return layer.saved_bytes

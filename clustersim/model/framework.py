@@ -37,6 +37,7 @@ from clustersim.model.training import (
     ALL_FUSED,
     COMPILER_FUSED,
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     FusedKernel,
     LossImplementation,
@@ -97,13 +98,14 @@ class KernelDefaults:
     """The kernels that a framework runs where a scenario does not say.
 
     fused: what runs as one kernel each; loss: cross-entropy; compiled_loss: the same behind `torch_compile` (None:
-    it is not compiled); attention: its library; gradients: the format in which 16-bit runs accumulate and
-    reduce them.
+    it is not compiled); compiled_padding: whether `torch_compile` has all matmuls, the output matrix included, and
+    pads their sizes; attention: its library; gradients: the format in which 16-bit runs accumulate and reduce them.
     """
 
     fused: frozenset[FusedKernel] = ALL_FUSED
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
     compiled_loss: LossImplementation | None = None
+    compiled_padding: bool = False
     attention: AttentionBackend = AttentionBackend.FLASH
     gradients: DType = DType.FP32
 
@@ -172,7 +174,7 @@ class Framework:
         match recompute:
             case FullRecompute(None):
                 return self.full_fragmentation or self.fragmentation
-            case FullRecompute() | SelectiveOpRecompute():
+            case FullRecompute() | SelectiveOpRecompute() | DotsSaveableRecompute():
                 return self.selective_fragmentation or self.fragmentation
         return self.fragmentation
 
@@ -221,7 +223,8 @@ class Framework:
             raise InputError(
                 f"torch_compile: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
-        compiled = replace(self, compiled=True, kernels=self.kernels.compiled(), early_stop=True)
+        overheads = replace(self.overheads, shape_padding=self.kernels.compiled_padding)
+        compiled = replace(self, compiled=True, kernels=self.kernels.compiled(), overheads=overheads, early_stop=True)
         seconds = self.compiled_launch_seconds
         return (
             compiled if seconds is None else replace(compiled, launch_seconds=seconds, backward_launch_seconds=seconds)

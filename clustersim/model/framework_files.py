@@ -124,6 +124,8 @@ def _read_kernels(section: MappingReader) -> KernelDefaults:
     if section.has_key("fused"):
         names = section.get_choices("fused", *(kind.value for kind in FusedKernel))
         stated["fused"] = frozenset(map(FusedKernel, names))
+    if section.has_key("compiled_padding"):
+        stated["compiled_padding"] = section.get_bool("compiled_padding")
     kinds = {"loss": LossImplementation, "compiled_loss": LossImplementation, "attention": AttentionBackend}
     for name, kind in {**kinds, "gradients": DType}.items():
         if section.has_key(name):

@@ -50,7 +50,12 @@ def _up_projection(rank: RankContext, form: MlpType, ffn: int, name: str, *, aft
         projections,
     )
     operator = linear_operator(rank, up, rank.saved_input_bytes(rank.residual_elements), after_norm=after_norm)
-    return recompute_alternate(rank, operator, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
+    operator = recompute_alternate(rank, operator, replace(up, outputs=ffn if gated else 0, bias_tokens=0))
+    if not (bias_tokens and rank.training.overheads.activation_bias_adds):
+        return operator
+    bias = memory_bound.BIAS_ADD.shape_for(tokens, up.outputs)
+    kernel = memory_bound.BIAS_ADD.forward_kernel(f"{name}.up.bias", rank.dtype, bias)
+    return replace(operator, forward=(*operator.forward, kernel))
 
 
 def _down_projection(rank: RankContext, form: MlpType, ffn: int, name: str) -> Operator:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain, repeat
 
+from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.model.documents import PackedBatch
 from clustersim.model.image_counts import PackedImages
-from clustersim.model.kernels import Kernel, PackedKeys
+from clustersim.model.kernels import Kernel, MatmulShape, PackedKeys
 from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 from clustersim.model.weight_matrices import WeightMatrix
@@ -249,6 +250,19 @@ class Operator:
         return self.forward if self.recompute_override is None else self.recompute_override
 
     @property
+    def weight_products(self) -> tuple[Kernel, ...]:
+        """Forward's products of activations with weights, which are not batched."""
+        return tuple(
+            kernel for kernel in self.forward if isinstance(kernel.shape, MatmulShape) and kernel.shape.batch == 1
+        )
+
+    @property
+    def kernels_but_weight_products(self) -> tuple[Kernel, ...]:
+        """Kernels that run again where results of products with weights are saved."""
+        products = self.weight_products
+        return tuple(kernel for kernel in self.forward if kernel not in products)
+
+    @property
     def saves_for_backward(self) -> bool:
         """Whether autograd saves anything for its backward: inputs, outputs, or weights."""
         return bool(self.input_gradient or self.weight_gradient)
@@ -342,9 +356,26 @@ class LayerOperators:
         return sum(operator.saved_bytes_with_recompute(recomputed) for operator in self.operators)
 
     @property
+    def saved_product_bytes(self) -> Bytes:
+        """Bytes of the results of products with weights but the last one, which nothing reads in backward."""
+        products = [kernel for operator in self.operators for kernel in operator.weight_products]
+        return sum(_result_bytes(kernel) for kernel in products[:-1])
+
+    @property
     def deferred_wgrad_bytes(self) -> Bytes:
         """Bytes held from the input gradients to the weight gradients where these run separately."""
         return sum(operator.deferred_wgrad_bytes for operator in self.operators)
+
+
+def _product_shape(kernel: Kernel) -> MatmulShape | None:
+    """The shape of a matmul that is not batched."""
+    return kernel.shape if isinstance(kernel.shape, MatmulShape) and kernel.shape.batch == 1 else None
+
+
+def _result_bytes(kernel: Kernel) -> Bytes:
+    """Bytes of the result of a product, which has 16 bits an element or more."""
+    shape = _product_shape(kernel)
+    return 0.0 if shape is None else shape.m * shape.n * max(kernel.dtype.bytes, DType.BF16.bytes)
 
 
 def label_layer(layer: LayerOperators, label: str) -> LayerOperators:

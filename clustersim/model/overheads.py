@@ -154,6 +154,7 @@ class Overheads:
 
     Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and values, and
     reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by a separate kernel;
+    activation_bias_adds, so are those of an MLP's first matrix, since its activation is a library's kernel without one;
     norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads both operands
     again; norm_fp32_copy, a norm in one kernel reads an FP32 copy of its input; activation_in_place, an MLP's
     activation writes its gradients in place of what it saved (Liger's SwiGLU); keeps_combined_qkv, values are a view of
@@ -166,6 +167,10 @@ class Overheads:
     autocast, weights are in FP32 and cast in every forward, norms and softmaxes run in FP32, and so does what is added
     to an embedding of FP32, the residual stream (torch.autocast: PyTorch's documentation of torch.amp, "CUDA Ops that
     can autocast to float32", and type promotion).
+
+    Layers: scan_copies, they are iterations of a loop, which copies saved results of matmuls (`lowering.scan_copies`).
+
+    Matmuls: shape_padding, a compiler pads sizes whose rows are no multiples of 16 bytes (`model.shape_padding`).
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
@@ -218,12 +223,15 @@ class Overheads:
     tensor_parallel_copies: bool = False
     attention_copies: bool = False
     bias_adds: bool = False
+    activation_bias_adds: bool = False
     norm_weight_grad_kernel: bool = False
     norm_fp32_copy: bool = False
     activation_in_place: bool = False
     keeps_combined_qkv: bool = False
     joins_gate: bool = False
     compiled_muon: bool = False
+    shape_padding: bool = False
+    scan_copies: bool = False
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
@@ -259,6 +267,8 @@ class Overheads:
             joins_gate=self.joins_gate,
             keeps_weight_gradients=self.keeps_weight_gradients,
             softmax_copy=self.softmax_copy,
+            shape_padding=self.shape_padding,
+            scan_copies=self.scan_copies,
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,

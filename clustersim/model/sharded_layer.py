@@ -12,6 +12,7 @@ from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard, Operator, ParallelRegion
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
+from clustersim.model.shape_padding import PaddingCopies, padded_linear, padding_copies
 from clustersim.model.training import FusedKernel, NoRecompute, Training
 from clustersim.model.transformer import Norm, TransformerModel, norm_parameter_count
 from clustersim.model.weight_matrices import linear_matrices
@@ -96,14 +97,23 @@ def linear_operator(
     recipe = rank.training.recipe
     operands = LinearOperands.from_linear(linear, rank.shard.residual_tokens, after_norm=after_norm)
     casts = linear_casts(recipe, linear.formats, operands)
+    copies, matmuls = PaddingCopies(), linear
+    if rank.training.overheads.shape_padding:
+        copies, matmuls = padding_copies(linear, rank.dtype), padded_linear(linear, rank.dtype)
     return Operator(
         linear.name,
         ParallelRegion.REPLICATED if is_replicated else ParallelRegion.SHARDED,
-        (*rank.autocast_kernels(linear.name, linear.parameter_count), *casts.forward, *linear.forward(recipe)),
-        (*casts.backward, *linear.input_gradient(recipe), *casts.input_gradient_scaling),
+        (
+            *rank.autocast_kernels(linear.name, linear.parameter_count),
+            *casts.forward,
+            *copies.forward,
+            *matmuls.forward(recipe),
+        ),
+        (*casts.backward, *copies.input_gradient, *matmuls.input_gradient(recipe), *casts.input_gradient_scaling),
         (
             *casts.weight_gradient,
-            *linear.weight_gradient(recipe, rank.training.accumulation),
+            *copies.weight_gradient,
+            *matmuls.weight_gradient(recipe, rank.training.accumulation),
             *casts.weight_gradient_scaling,
         ),
         parameter_count=linear.parameter_count,

@@ -73,6 +73,19 @@ class SelectiveOpRecompute:
 
 
 @dataclass(frozen=True, slots=True)
+class DotsSaveableRecompute:
+    """Save the results of all products with weights, recompute everything else that backward reads.
+
+    JAX's policy `dots_with_no_batch_dims_saveable` (jax/_src/ad_checkpoint.py; Praxis' SAVE_DOT_WITH_NO_BATCH_DIM):
+    standard attention's products are batched, and flash attention is no product, so that both run again.
+    """
+
+    is_selective: ClassVar[bool] = True
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+    layers: ClassVar[int | None] = None
+
+
+@dataclass(frozen=True, slots=True)
 class FullRecompute:
     """Save only each layer's input and run the layer's forward again before its backward.
 
@@ -85,7 +98,7 @@ class FullRecompute:
     layers: int | None = None
 
 
-Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | FullRecompute
+Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | DotsSaveableRecompute | FullRecompute
 """Every policy says which `modules` it recomputes, and of how many `layers` only (None: of all)."""
 
 

@@ -237,12 +237,19 @@ def recomputed_modules(
     return recomputed
 
 
-def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
-    """Operations that selective recomputation of operations runs: gathers too; reductions are among what is saved."""
+def recomputed_operations(
+    layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool, saves_products: bool = False
+) -> list[Operation]:
+    """Operations that selective recomputation of operations runs: gathers too; reductions are among what is saved.
+
+    saves_products: results of all products with weights are saved, not of every second one and of flash attention.
+    """
     recomputed: list[Operation] = []
     for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
         exchange = sharding.context_exchange(backward=False)
-        kernels = _with_context(placed, placed.operator.recompute_kernels, exchange, WorkType.RECOMPUTE)
+        operator = placed.operator
+        rerun = operator.kernels_but_weight_products if saves_products else operator.recompute_kernels
+        kernels = _with_context(placed, rerun, exchange, WorkType.RECOMPUTE)
         gather = sharding.gather_input(placed.operator.region_input_bytes) if placed.starts_region else None
         chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
         recomputed += _further(gather, placed, sharding, WorkType.RECOMPUTE) if kernels else []

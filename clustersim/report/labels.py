@@ -18,6 +18,7 @@ from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import (
+    DotsSaveableRecompute,
     FullRecompute,
     NoRecompute,
     Recompute,
@@ -345,21 +346,23 @@ def _describe_lora(lora: Lora) -> str:
     return f"{name} of rank {lora.rank} on {targets}"
 
 
+_RECOMPUTE_LABELS: Final[Mapping[Recompute, str]] = {
+    NoRecompute(): "no recompute",
+    SelectiveRecompute(): "selective recompute",
+    SelectiveOpRecompute(): "selective recompute by operations",
+    DotsSaveableRecompute(): "recompute of all but products with weights",
+    FullRecompute(): "full recompute",
+}
+
+
 def _describe_recompute(policy: Recompute) -> str:
     match policy:
-        case NoRecompute():
-            return "no recompute"
-        case SelectiveRecompute(modules) if policy != SelectiveRecompute():
+        case SelectiveRecompute(modules) if policy not in _RECOMPUTE_LABELS:
             recomputed = [module.value for module in RecomputeModule if module in modules]
             return f"recompute of {', '.join(recomputed)}"
-        case SelectiveRecompute():
-            return "selective recompute"
-        case SelectiveOpRecompute():
-            return "selective recompute by operations"
-        case FullRecompute(layers=None):
-            return "full recompute"
-        case FullRecompute(layers=layers):
+        case FullRecompute(int() as layers):
             return f"recompute of {layers} layer{'' if layers == 1 else 's'} a stage"
+    return _RECOMPUTE_LABELS[policy]
 
 
 def format_mfu(convention: float, causal: float) -> str:

@@ -43,6 +43,7 @@ RECOMPUTE_MODES: Final = {
     "none": "none",
     "selective": "selective",
     "selective-op": "selective_op",
+    "dots_with_no_batch_dims_saveable": "dots_with_no_batch_dims_saveable",
     "full": "full",
 }
 _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules

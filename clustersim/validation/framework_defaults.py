@@ -50,6 +50,8 @@ _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
 _FUSED_LOSS_NOTE: Final = "fused cross entropy"  # Megatron-LM's --cross-entropy-loss-fusion, whose default is native
 _ADDED_NOTE: Final = "no gradient accumulation fusion"  # Megatron-LM's --no-gradient-accumulation-fusion
+_DROPOUT_NOTE: Final = "dropout of 0.1"
+_UNSCANNED_NOTE: Final = "layers are not scanned"  # USE_REPEATED_LAYER of Praxis is off
 _WITH_TRANSFORMER_ENGINE: Final = ("megatron", "nemo")
 _TRANSFORMER_ENGINE_2_3: Final = 2025  # which first kept weight gradients
 _FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
@@ -172,6 +174,7 @@ class FrameworkDefaults:
             _AUTOCAST_NOTE: {"autocast": True},
             _FUSED_LOSS_NOTE: {"softmax_copy": True},
             _ADDED_NOTE: {"accumulation": "added"},
+            _UNSCANNED_NOTE: {"scan_copies": False},
         }
         stated = (values.items() for note, values in by_note.items() if note in case.text("notes"))
         has_old_engine = self.framework in _WITH_TRANSFORMER_ENGINE and _year(case) < _TRANSFORMER_ENGINE_2_3
@@ -185,15 +188,16 @@ class FrameworkDefaults:
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
         """Layer options of the model: norm, position encoding, biases and dropout."""
-        llama = case.text("family") == "llama" or case.text("mlp") == "swiglu"
-        gpt = self.gpt_biases and not llama and "squared-ReLU" not in case.text("notes")
-        learned = gpt or "learned position" in case.text("notes")
+        llama, notes = case.text("family") == "llama" or case.text("mlp") == "swiglu", case.text("notes")
+        gpt = self.gpt_biases and not llama and "squared-ReLU" not in notes
+        learned = gpt or "learned position" in notes
         return {
             "norm": "rmsnorm" if llama else "layernorm",
             "positions": "learned" if learned else "rotary",
             "linear_bias": gpt,
             "qkv_bias": gpt,
-            "dropout": gpt and self.gpt_dropout,  # 0.1 in Megatron's and NeMo's GPT recipes
+            # 0.1 in Megatron's and NeMo's GPT recipes
+            "dropout": gpt and (self.gpt_dropout or _DROPOUT_NOTE in notes),
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
@@ -341,6 +345,17 @@ _BRIDGE: Final = replace(
     precision_configs=BRIDGE,
 )
 
+# USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
+_PAXML: Final = FrameworkDefaults(
+    "paxml",
+    framework="paxml",
+    version="24.04",
+    compiles_programs=True,
+    gpt_biases=True,
+    gpt_dropout=False,
+    precision_configs=DELAYED_SCALING,
+)
+
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
     _COMPOSER,
@@ -428,15 +443,9 @@ FRAMEWORKS: Final = (
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),
-    # USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
-    FrameworkDefaults(
-        "paxml",
-        framework="paxml",
-        compiles_programs=True,
-        gpt_biases=True,
-        gpt_dropout=False,
-        precision_configs=DELAYED_SCALING,
-    ),
+    replace(_PAXML, last_year=2023, version="23.10"),
+    replace(_PAXML, name_substring="paxml (xla)", version="23.10"),
+    _PAXML,
     # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it.
     # Keys and values are gathered before attention (Llama 3, arXiv:2407.21783, section 3.3.2)
     FrameworkDefaults(
@@ -447,6 +456,7 @@ FRAMEWORKS: Final = (
     ),
     # hand-written scripts; of its releases up to 2.10 only 2.5.0 takes cuDNN's attention first, as later ones do
     FrameworkDefaults("pytorch 2.5.0", framework="pytorch"),
+    FrameworkDefaults("pytorch 2.0", framework="pytorch", version="2.0"),
     FrameworkDefaults("pytorch", last_year=2025, framework="pytorch", version="2.10"),
     FrameworkDefaults("pytorch", framework="pytorch"),
     FrameworkDefaults(""),

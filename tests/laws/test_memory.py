@@ -177,7 +177,16 @@ def test_categories_sum_to_the_peak_and_workspace_is_the_frameworks(base: dict[s
         assert all(size >= 0.0 for size in peak_bytes.values())
 
 
-RECOMPUTES = st.sampled_from(["selective", "selective_op", "full", {"layers": 1}, {"modules": ["mlp", "layernorm"]}])
+RECOMPUTES = st.sampled_from(
+    [
+        "selective",
+        "selective_op",
+        "dots_with_no_batch_dims_saveable",
+        "full",
+        {"layers": 1},
+        {"modules": ["mlp", "layernorm"]},
+    ]
+)
 
 
 @given(varied_scenarios(), RECOMPUTES)

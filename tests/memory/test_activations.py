@@ -11,6 +11,7 @@ from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import (
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     LossImplementation,
     NoRecompute,
@@ -303,6 +304,20 @@ def test_selective_op_recompute_keeps_input_attention_and_half_the_matmuls(name:
     assert activations.saved_bytes(layer_stage(activations)) == LAYERS * SEQUENCE * (
         2 * columns + 4 * model_dimensions(model).heads
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("llama3-8b", 4096 + (4096 + 2 * 1024) + 4096 + 2 * 14336),  # input; q, k, v; output; gate, up
+        ("gpt3-175b", 12288 + 3 * 12288 + 12288 + 4 * 12288),  # input; q, k, v; output; up
+    ],
+)
+def test_where_dots_are_saveable_all_but_the_last_product_with_weights_is_kept(name: str, columns: int) -> None:
+    """Two bytes of each; nothing in backward reads the result of the down projection."""
+    training = Training(SEQUENCE, 1, recompute=DotsSaveableRecompute())
+    activations = Activations(Plan(load_preset(name), training, Layout()))
+    assert activations.saved_bytes(layer_stage(activations)) == LAYERS * SEQUENCE * 2 * columns
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "qwen2.5-7b"])

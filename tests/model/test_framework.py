@@ -122,7 +122,7 @@ def test_unknown_versions_are_rejected(name: str, version: str, sentence: str) -
 @pytest.mark.parametrize(
     ("name", "release", "listed"),
     [
-        ("pytorch", "2.0", "2.10"),
+        ("pytorch", "2.1", "2.10"),
         ("pytorch", "2.9.1", "2.10"),
         ("pytorch", "2.10.1", ""),
         ("transformers", "4.55.2", "4.57"),

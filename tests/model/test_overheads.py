@@ -8,10 +8,12 @@ from clustersim.common.dtypes import DType
 from clustersim.model import batch_transfer, gradient_kernels, memory_bound
 from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, MatmulShape
+from clustersim.model.layer_stack import MlpType
 from clustersim.model.layers import LayerShard, embedding_layer, transformer_layer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.training import Training
+from clustersim.model.transformer import resize_model
 from tests.lowering.plans import SMALL
 
 P = 1_000_000
@@ -183,6 +185,18 @@ def test_bias_adds_and_double_norms_pass_over_activations_again(switch: str, pas
         for sharded_layer in (switched, plain)
     ]
     assert moved_bytes[0] - moved_bytes[1] == passes * 2 * 64 * width * 2
+
+
+@pytest.mark.parametrize(("adds_bias", "passes"), [(True, 2), (False, 0)])
+def test_the_bias_in_front_of_an_activation_is_one_more_pass(adds_bias: bool, passes: int) -> None:
+    """Over 64 x 128 elements of two bytes for each of two sequences, where there is a bias."""
+    model = resize_model(SMALL, mlp=MlpType.GELU, linear_bias=True)
+    (spec,) = model.distinct_specs
+    layer = transformer_layer(model, spec, _with_overheads(BF16, activation_bias_adds=adds_bias), LayerShard(2, 64, 64))
+    bytes_of_biases = sum(
+        kernel.bytes for operator in layer.operators for kernel in operator.forward if kernel.name == "mlp.up.bias"
+    )
+    assert bytes_of_biases == passes * 2 * 64 * 128 * 2
 
 
 def test_batches_with_padding_are_gathered_and_scattered() -> None:

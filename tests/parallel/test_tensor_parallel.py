@@ -227,6 +227,29 @@ def selective_op_recompute(
     )
 
 
+@pytest.mark.parametrize(
+    ("attention", "core"),
+    [
+        (AttentionBackend.FLASH, ["attention.core"]),
+        (AttentionBackend.STANDARD, ["attention.scores", "attention.softmax", "attention.context"]),
+    ],
+)
+def test_where_dots_are_saveable_all_but_products_with_weights_is_recomputed(
+    attention: AttentionBackend, core: list[str]
+) -> None:
+    """Backward reads neither the last product nor the residual stream behind it."""
+    plan = Plan(SMALL, Training(32, 1, attention=attention), Layout())
+    (spec,) = SMALL.distinct_specs
+    operations = recomputed_operations(
+        plan.layer_by_spec[spec], plan.layer_sharding(spec), early_stop=True, saves_products=True
+    )
+    assert [kernel.name for kernel in kernels(operations)] == [
+        *("attention.norm", "attention.rotary"),
+        *core,
+        *("attention.residual", "mlp.norm", "mlp.activation"),
+    ]
+
+
 def matmul_columns(operations: list[Operation]) -> dict[str, int]:
     """Columns of the matmuls among some operations."""
     return {kernel.name: kernel.shape.n for kernel in kernels(operations) if isinstance(kernel.shape, MatmulShape)}

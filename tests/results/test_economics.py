@@ -94,7 +94,7 @@ def test_unknown_values_are_none_and_listed_as_missing() -> None:
     assert report["price_source"] == ""
     price, power = report["missing"]
     assert parts("price of h100 ... economics.price_per_gpu_hour").search(price)
-    assert parts("h100 draws ... economics.power.tdp").search(power)
+    assert parts("power draw ... h100 ... economics.power.tdp").search(power)
     reasons = {"price": "nobody lists it", "power": "nobody measured it"}
     (group,) = unknown.gpu_groups
     reasoned = replace(unknown, gpu_groups=(replace(group, unknown=reasons),))

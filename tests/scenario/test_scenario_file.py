@@ -17,6 +17,7 @@ from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import (
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     NoRecompute,
     SelectiveOpRecompute,
@@ -169,6 +170,7 @@ def test_compute_dtype_sets_default_dtypes(
         ("none", NoRecompute()),
         ("selective", SelectiveRecompute()),
         ("selective_op", SelectiveOpRecompute()),
+        ("dots_with_no_batch_dims_saveable", DotsSaveableRecompute()),
         ("full", FullRecompute()),
         ({"layers": 3}, FullRecompute(layers=3)),
         ({"modules": ["core_attn"]}, SelectiveRecompute()),

@@ -21,6 +21,7 @@ from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.presets import load_preset
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import (
+    DotsSaveableRecompute,
     FullRecompute,
     NoRecompute,
     Recompute,
@@ -59,6 +60,7 @@ RECOMPUTE_POLICIES: Final[Mapping[str, Recompute]] = {
     "none": NoRecompute(),
     "selective": SelectiveRecompute(),
     "selective_op": SelectiveOpRecompute(),
+    "dots_with_no_batch_dims_saveable": DotsSaveableRecompute(),
     "full": FullRecompute(),
 }
 EXPLORED_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")

@@ -63,6 +63,8 @@ class OverheadsConfig(ConfigModel):
     """attention operands are copied into its memory layout; left out: the framework's"""
     bias_adds: bool | None = None
     """biases are added by separate kernels; left out: the framework's"""
+    activation_bias_adds: bool | None = None
+    """the bias in front of an MLP's activation is added by a separate kernel; left out: the framework's"""
     norm_weight_grad_kernel: bool | None = None
     """weight gradients of a LayerNorm are a second kernel, which reads both operands again;
     left out: the framework's
@@ -77,6 +79,14 @@ class OverheadsConfig(ConfigModel):
     """Muon, Dion and SOAP update gate and up projections as one matrix; left out: the framework's"""
     compiled_muon: bool | None = None
     """a compiler fuses Muon's elementwise operations before and after the iteration; left out: the framework's"""
+    shape_padding: bool | None = None
+    """matmuls with rows that are no multiples of 16 bytes are padded, as by Inductor where it compiles them;
+    left out: the framework's
+    """
+    scan_copies: bool | None = None
+    """layers are iterations of a loop, which copies the results of matmuls that backward reads, as XLA's;
+    left out: the framework's
+    """
     activation_in_place: bool | None = None
     """an MLP's activation writes its gradients in place of what it saved; left out: the framework's"""
     norm_in_linear: bool | None = None

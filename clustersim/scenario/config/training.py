@@ -19,6 +19,7 @@ from clustersim.model.training import (
     ALL_FUSED,
     NONE_FUSED,
     AttentionBackend,
+    DotsSaveableRecompute,
     FullRecompute,
     FusedKernel,
     LossImplementation,
@@ -158,6 +159,7 @@ class RecomputeMode(Enum):
     NONE = "none"
     SELECTIVE = "selective"
     SELECTIVE_OP = "selective_op"
+    DOTS_SAVEABLE = "dots_with_no_batch_dims_saveable"
     FULL = "full"
 
 
@@ -189,6 +191,7 @@ class RecomputeConfig(ConfigModel):
     mode: Annotated[RecomputeMode, enum_parser(RecomputeMode)] = RecomputeMode.FULL
     """selective: core attention; selective_op: torchtitan's, every second matmul and all but attention.
 
+    dots_with_no_batch_dims_saveable: JAX's, all but products with weights;
     full: entire layers; left out: none, full if layers is given
     """
     layers: LayerCount | None = None
@@ -204,7 +207,7 @@ class RecomputeConfig(ConfigModel):
 
         `--set training.recompute.layers=4` works on a file with `recompute: none`, too.
         """
-        if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
+        if self.layers is not None and self.mode not in (RecomputeMode.NONE, RecomputeMode.FULL):
             raise config_error("layers are recomputed in full, not selectively; write {layers: 4}")
         if self.modules is not None and (self.layers is not None or self._has_conflicting_mode):
             raise config_error("modules are recomputed selectively, not in full; write {modules: [core_attn]}")
@@ -214,7 +217,7 @@ class RecomputeConfig(ConfigModel):
     def _has_conflicting_mode(self) -> bool:
         """Whether the file states a mode that excludes modules."""
         is_stated = "mode" in self.model_fields_set
-        return is_stated and self.mode in (RecomputeMode.SELECTIVE_OP, RecomputeMode.FULL)
+        return is_stated and self.mode not in (RecomputeMode.NONE, RecomputeMode.SELECTIVE)
 
     def recompute_policy(self) -> Recompute:
         """The recomputation policy as the simulator represents it."""
@@ -227,6 +230,8 @@ class RecomputeConfig(ConfigModel):
                 return SelectiveRecompute()
             case RecomputeMode.SELECTIVE_OP:
                 return SelectiveOpRecompute()
+            case RecomputeMode.DOTS_SAVEABLE:
+                return DotsSaveableRecompute()
         return FullRecompute(layers=self.layers)
 
 

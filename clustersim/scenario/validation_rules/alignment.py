@@ -43,7 +43,8 @@ def alignment_warnings(scenario: ResolvedScenario) -> Iterator[str]:
 
 def _unaligned_sizes(scenario: ResolvedScenario, accelerator: Accelerator) -> Iterator[str]:
     vector_elements, unaligned_rate = _vector_elements(scenario), accelerator.alignment.unaligned_rate
-    for size in _model_sizes(scenario) if unaligned_rate < 1.0 else ():
+    is_slow = unaligned_rate < 1.0 and not scenario.training.overheads.shape_padding
+    for size in _model_sizes(scenario) if is_slow else ():
         if size.row_elements % vector_elements:
             rank = f" on each of tp {size.shard_count}" if size.shard_count > 1 else ""
             yield (
