@@ -179,9 +179,9 @@ class FluidNetwork:
         while pending_flows:
             for link in self._oversubscribed.intersection(pending_flows.pop().demand.link_ids) - seen_links:
                 seen_links.add(link)
-                found = [other for other in self._link_flows[link] if other not in component]
-                pending_flows += found
-                component.update(dict.fromkeys(found))
+                joined = [other for other in self._link_flows[link] if other not in component]
+                pending_flows += joined
+                component.update(dict.fromkeys(joined))
         return component
 
     def _fair_rates(self, flows: Collection[Flow]) -> list[float]:
