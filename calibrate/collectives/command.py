@@ -12,6 +12,7 @@ timed: `collectives.timing`; overlapped with kernels: `collectives.contention_be
 """
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
@@ -287,7 +288,7 @@ def _initial_record(options: argparse.Namespace, world: "World", device: "TorchD
     device_info = replace(device.describe(accelerator.name), collectives=collective_library(device.torch))
     conditions = MeasurementConditions(
         date=datetime.now(UTC).date().isoformat(),
-        command=shlex.join([*torchrun_command(world), "-m", "calibrate", *sys.argv[1:]]),
+        command=shlex.join([*torchrun_command(world, os.environ), "-m", "calibrate", *sys.argv[1:]]),
         method=METHOD,
         before=device.conditions(),
     )

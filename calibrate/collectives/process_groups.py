@@ -84,7 +84,7 @@ def world_from_torchrun(environment: Mapping[str, str] = os.environ, *, command:
     )
 
 
-def torchrun_command(world: World) -> tuple[str, ...]:
+def torchrun_command(world: World, environment: Mapping[str, str]) -> tuple[str, ...]:
     """The torchrun command line that started these processes on this node, reconstructed from their environment.
 
     The rendezvous address is MASTER_ADDR and MASTER_PORT, whatever backend found it (torch/distributed/run.py).
@@ -93,10 +93,10 @@ def torchrun_command(world: World) -> tuple[str, ...]:
     if world.node_count == 1:
         return processes
     options = {
-        "--nnodes": os.environ.get("GROUP_WORLD_SIZE", str(world.node_count)),
-        "--node-rank": os.environ.get("GROUP_RANK", str(world.rank // world.ranks_per_node)),
-        "--master-addr": os.environ.get("MASTER_ADDR", ""),
-        "--master-port": os.environ.get("MASTER_PORT", ""),
+        "--nnodes": environment.get("GROUP_WORLD_SIZE", str(world.node_count)),
+        "--node-rank": environment.get("GROUP_RANK", str(world.rank // world.ranks_per_node)),
+        "--master-addr": environment.get("MASTER_ADDR", ""),
+        "--master-port": environment.get("MASTER_PORT", ""),
     }
     return (*processes, *(argument for option, value in options.items() if value for argument in (option, value)))
 

@@ -142,7 +142,7 @@ _UNSUPPORTED_CHIPS: Final = (
 def find_key_synonym(word: str, section: str) -> str | None:
     """What to write instead of a key of other tools; None for any other word. Case, `-` and `_` do not matter.
 
-    >>> find_key_synonym("--Seq-Length")
+    >>> find_key_synonym("--Seq-Length", "")
     'training.sequence'
     """
     return KEY_SYNONYMS.get(_folded(word), KEY_SYNONYMS.get(f"{section}.{_folded(word)}"))
