@@ -30,6 +30,7 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import code_presets
 from clustersim.model.recipe_files import load_recipe
+from clustersim.model.training import DotsSaveableRecompute
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
@@ -372,7 +373,9 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
 
 
 def _sequence_notes(scenario: Scenario) -> Iterator[str]:
-    """Notes on packed documents, and on layers that only one rank can have, or whose sequences no rings split."""
+    """Notes on recomputation, packed documents, and layers that one rank can have or whose sequences no rings split."""
+    if scenario.training.recompute == DotsSaveableRecompute():
+        yield "In fewer bits, gathers that casts repeat in recomputation are not drawn; simulated steps have them."
     if scenario.training.documents is not None:
         yield "Packed documents change no memory and no traffic drawn here; simulated steps have them."
     if any(mixer.context_rule is not ContextRule.KV_RING for mixer in scenario.model.distinct_mixers):

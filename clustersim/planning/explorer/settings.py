@@ -165,7 +165,7 @@ class ExplorerSpace:
             "schedule": EXPLORED_SCHEDULES,
             "recompute": dict.fromkeys(
                 (
-                    *RECOMPUTE_POLICIES,
+                    *(name for name, policy in RECOMPUTE_POLICIES.items() if policy != DotsSaveableRecompute()),
                     *self._recompute_modules,
                     *(f"layers:{layers}" for layers in (1, 2, 4)),
                     self._start_recompute,
