@@ -76,6 +76,11 @@ class Interference:
         """
         return cls(_complete_table(kernels), _complete_table(collectives))
 
+    @property
+    def slows_collectives(self) -> bool:
+        """Whether kernels slow any collective."""
+        return self.nvlink_slowdown > 0.0 or any(slowdown > 0.0 for slowdown in self.collectives.values())
+
     def collective_slowdown(self, collective: CollectiveType, kernel_class: KernelClass, nvlink_share: float) -> float:
         """Slowdown of a collective by kernels of a class.
 

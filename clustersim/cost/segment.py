@@ -279,6 +279,8 @@ class SegmentCost:
     @cached_property
     def compute_slows_comm(self) -> bool:
         """Whether kernels slow any DP or EP collective."""
+        if not any(model.interference.slows_collectives for model in self.device_models.models):
+            return False  # before any program's tasks are gone through
         issued_ops = (issued for rank_program in self.program.programs for issued in rank_program.issued_comm_ops)
         overlapping_ops = dict.fromkeys(comm_op for stream, comm_op in issued_ops if stream in OVERLAPPING_STREAMS)
         return any(map(self._slows, overlapping_ops))

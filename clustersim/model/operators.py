@@ -252,9 +252,7 @@ class Operator:
     @property
     def weight_products(self) -> tuple[Kernel, ...]:
         """Forward's products of activations with weights, which are not batched."""
-        return tuple(
-            kernel for kernel in self.forward if isinstance(kernel.shape, MatmulShape) and kernel.shape.batch == 1
-        )
+        return tuple(kernel for kernel in self.forward if _product_shape(kernel) is not None)
 
     @property
     def kernels_but_weight_products(self) -> tuple[Kernel, ...]:

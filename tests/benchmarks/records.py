@@ -24,6 +24,7 @@ from typing import Final
 
 from calibrate.check.prediction import adapt_scenario
 from calibrate.profile.record import record_from_profile
+from clustersim.common.processes import usable_cpu_count
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.interop.kineto import FAKE_BACKEND, read_traces
@@ -129,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (all)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is profiled and timed (3)")
-    options, cores = parser.parse_args(), len(os.sched_getaffinity(0))
+    options, cores = parser.parse_args(), usable_cpu_count()
     for name in options.cases or CASES:
         case = CASES[name]
         with tempfile.TemporaryDirectory() as folder:
